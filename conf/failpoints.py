@@ -25,6 +25,7 @@ ROOT_VARIABLE = "DELAYLINE_FAILPOINT_ROOT"
 POINTS = {
     "recovering": "the driver has read the checkpoint and the tables, and has not started the query",
     "batch-begun": "a batch's steps begin; its offsets are in the offset log, nothing else is done",
+    "claims-read": "the batch knows what forwarders have taken of what it reads; nothing of it is read",
     "state-held": "the state stage is done and its state is written; nothing is handed over or sealed",
     "cancelled": "what the batch cancels is stored, with the bucket; none of its answers is handed over",
     "transaction-open": "due messages are written to the ready log in a transaction that is not committed",
@@ -58,6 +59,12 @@ FORWARD_POINTS = {
     "lanes-revoked": "lanes are closed, and the group does not know yet that they are free",
 }
 
+# The points of a job that takes over the lane of a forwarder.
+LANE_POINTS = {
+    "lane-fenced": "the lane's forwarder is fenced and its newest claim read; the job has claimed nothing",
+    "lane-claimed": "the job has claimed what its batch reads; the batch goes on",
+}
+
 # The points of `delayline rescale` and `delayline rebuild`.
 SUCCESSION_POINTS = {
     "rest-sealed": "all that the earlier checkpoint left waiting is sealed; the new one is not begun",
@@ -66,7 +73,7 @@ SUCCESSION_POINTS = {
     "switched-over": "the pointer names the new checkpoint; the command has not ended",
 }
 
-ALL_POINTS = POINTS | RELEASE_POINTS | FORWARD_POINTS | SUCCESSION_POINTS
+ALL_POINTS = POINTS | RELEASE_POINTS | FORWARD_POINTS | LANE_POINTS | SUCCESSION_POINTS
 
 _PASSING = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 _passed: Counter[str] = Counter()

@@ -7,5 +7,6 @@ Read `message`, `message_ids`, `order`, `shards`, `group_keys` and `chunk_merge`
 `checkpoint` and `index`, and last `header_values` (numbers and instants in headers), `dead_letter` (the
 headers of a dead letter), `stub` (a dead letter without its record's value), `cancel` (asks for a cancel, and their
 answers), `reasons` (of answers), `names` (what publishers call messages), `name_holders` (names when records are
-accepted again), `due_spans` (counts of messages by when they are due) and `claims` (which records forwarders take).
+accepted again), `due_spans` (counts of messages by when they are due), `claims` and `taken` (which records forwarders
+take).
 """

@@ -12,10 +12,9 @@ by which forwarders accept records: the job writes them.
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import pydantic.dataclasses
 from pydantic import TypeAdapter
@@ -117,6 +116,17 @@ class Claim:
             for partition, position in own.items()
         )
 
+    def follows(self, last: Claim) -> bool:
+        """Return whether this is the next claim of the lane after `last`: it begins where that one ends."""
+        if self.epoch != last.epoch:
+            return self.epoch > last.epoch
+        return all(
+            position - self.decided.get(topic, {}).get(number, 0)
+            == last.position(topic, int(number), self.topic_ids[topic])
+            for topic, own in self.positions.items()
+            for number, position in own.items()
+        )
+
     def offsets_taken(self) -> dict[tuple[str, int], BitMap64]:
         """Return the offsets that this claim takes, by topic and partition."""
         found = {}
@@ -186,8 +196,8 @@ _TERMS = RecordFormat(TypeAdapter(Terms), "a record of terms in the claims topic
 
 
 def lane_of(topic: str, partition: int, lanes: int) -> int:
-    """Return the lane of an input partition."""
-    return zlib.crc32(f"{topic}/{partition}".encode()) % lanes
+    """Return the lane of an input partition: the partitions of a topic are in lanes next to each other."""
+    return (zlib.crc32(topic.encode()) + partition) % lanes
 
 
 def partition_of_lane(lane: int) -> int:
@@ -276,28 +286,3 @@ class Claims:
 
     def _of(self, key: tuple[str, int]) -> BitMap64:
         return self._taken.get(key, BitMap64())
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Which of the records that a batch reads forwarders have taken: their offsets by topic and partition."""
-
-    offsets: Mapping[tuple[str, int], BitMap64] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """Return it as text, for the tasks of the batch."""
-        return json.dumps(
-            [
-                [topic, partition, base64.b64encode(offsets.serialize()).decode()]
-                for (topic, partition), offsets in self.offsets.items()
-            ]
-        )
-
-    @staticmethod
-    def from_text(text: str) -> Taken:
-        """Read what `to_text` wrote."""
-        stored = json.loads(text)
-        return Taken({(topic, number): BitMap64.deserialize(base64.b64decode(own)) for topic, number, own in stored})
-
-
-NONE_TAKEN = Taken()

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sources.intake.accept import accept
 from sources.intake.grouping import Grouping
 from sources.intake.stubs import COLUMNS
+from sources.intake.taken import left_to_batch
 from state.cancel import asks_in
 from state.checkpoint.batch_settings import RunningBatch
 from state.checkpoint.origin import Offsets
@@ -93,6 +94,8 @@ def accepting(
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the `mapInArrow` function that turns records into rows of `CHUNK_SCHEMA`, and fillers without a chunk.
 
+    Records that forwarders have taken are left out before anything of them is parsed.
+
     Asks for a cancel are messages as well. Beside that each shard gets all of them, as chunks of `ASK_SCHEMA`: which
     shard has the message that one asks for is not known here.
 
@@ -105,8 +108,8 @@ def accepting(
         # Spark reads each input partition in a task of its own.
         grouping = Grouping(batch)
         for read in batches:
-            if read.num_rows:
-                records = pa.Table.from_batches([read])
+            records = left_to_batch(pa.Table.from_batches([read]), batch.taken)
+            if records.num_rows:
                 messages = accept(records, batch.settings, batch.clock_ms, batch.refusal)
                 for key, own, filling in grouping.divide(messages):
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]

@@ -21,6 +21,7 @@ from conf.errors import CheckpointMismatch
 from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Policy, Settings
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, read_stored
+from state.taken import NONE_TAKEN, Taken
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
@@ -194,6 +195,7 @@ class RunningBatch:
     - `transfer_rows`: how many rows Spark passes to the state function at once, and takes from it
     - `clock_ms`: its clock, epoch ms, by the offset log: a replayed batch has the same
     - `refusal`: which records it refuses; a replayed batch refuses the same
+    - `taken`: which records forwarders have taken, and the batch leaves out
     """
 
     batch_id: int
@@ -202,6 +204,7 @@ class RunningBatch:
     transfer_rows: int
     clock_ms: int
     refusal: Refusal = NONE_REFUSED
+    taken: Taken = NONE_TAKEN
 
 
 def is_listed(topic: str, allowed_outputs: Sequence[str]) -> bool:

@@ -25,6 +25,8 @@ class CheckpointOrigin:
       `first_bucket`: there they are overdue, and the first batch delivers them
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `input_ids`: the input topics that `offsets` belong to
+    - `epoch`: claims of an earlier one say nothing (`state.claims`). A checkpoint that begins anew although others were
+      before it has a new one
     """
 
     checkpoint: str
@@ -34,6 +36,7 @@ class CheckpointOrigin:
     cutoff_ms: int = 0
     offsets: Offsets = field(default_factory=dict)
     input_ids: InputIds = field(default_factory=dict)
+    epoch: int = 1
 
     @property
     def overdue_bucket(self) -> int:

@@ -18,6 +18,7 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, read_progress
+from sinks.lanes.terms import read_terms
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import offered_topics, partition_counts
@@ -210,7 +211,10 @@ def _begin(
         # Above the pointers too: the progress topic may be lost, and a handover writes a pointer of its generation.
         generation = 1 + max(_generation(markers), newest_generation(spark, settings))
         ids = with_present({}, input_ids(settings))
-        origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids)
+        terms = read_terms(settings, librdkafka_options(settings.kafka))
+        # What forwarders of a new application have taken by now is delivered, unless all is delivered again.
+        epoch = 1 if terms is None else terms.epoch + fresh
+        origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids, epoch=epoch)
     else:
         origin = checkpoint.origin
     checkpoint.initialize(origin)

@@ -39,10 +39,12 @@ from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch, reads_to_limit
 from streaming.job.cancels import CancelDesk, Decision, driver_rows
+from streaming.job.claim_watch import ClaimWatch
 from streaming.job.clock_watch import check_not_ahead, now_ms
 from streaming.job.input_loss import warn_of_input_loss
 from streaming.job.input_watch import InputWatch
 from streaming.job.look_ahead import LookAhead
+from streaming.job.old_claims import OldClaims
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.job.replayed_seal import SealedBatch
@@ -61,8 +63,11 @@ _REPORT, _STORED = (from_arrow_schema(schema) for schema in (REPORT_SCHEMA, STOR
 class BatchRunner:
     """Runs batches one after the other, in the query's thread."""
 
-    def __init__(self, state: Recovered, settings: Settings, lease: HeldLease, counts: JobCounts) -> None:
+    def __init__(
+        self, state: Recovered, settings: Settings, lease: HeldLease, claims: ClaimWatch, counts: JobCounts
+    ) -> None:
         self._lease = lease
+        self._claims, self._old_claims = claims, OldClaims(settings)
         self._counts = counts
         self._catalog = state.catalog
         self._checkpoint = state.checkpoint
@@ -123,9 +128,9 @@ class BatchRunner:
            broker's.
         3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
            merges if they are far behind.
-        4. Decide which records are refused because too many messages of their topics wait, and record it. Choose the
-           cutoff of the next batch, by the present clock: a replayed batch has the clock of its first try, and the one
-           after it must not be as far behind.
+        4. Wait for the claims about what the batch reads. Decide which records are refused because too many messages of
+           their topics wait, and record it. Choose the cutoff of the next batch, by the present clock: a replayed batch
+           has the clock of its first try, and the one after it must not be as far behind.
         5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
            replayed.
         6. Check that the input topics are those that the job knows. Warn if records of the batch were deleted unread.
@@ -154,6 +159,7 @@ class BatchRunner:
         #    every segment that this batch reads, and a merge must keep their messages. Not with the first batch: it
         #    finds its overdue messages by their bucket's number, which a merge may change.
         self._cancels.before_batch()
+        self._old_claims.before_batch(span)
         if batch_id:
             committed = self._origin.bucket_of(batch_id - 1), span.previous_ms
             self._maintenance.before_batch(*committed)
@@ -161,10 +167,12 @@ class BatchRunner:
             waited_s = self._maintenance.catch_up(*committed, self._arrivals.idle_s)
             if waited_s:
                 log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
-        # 4. Decide what is refused, and how much the next batch hands over.
+        # 4. Find out what forwarders have taken. Decide what is refused, and how much the next batch hands over.
+        with self._counts.timed("claims"):
+            taken = self._claims.wait(span)
         refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms)
         next_cutoff_ms = self._next_cutoff(planned, present_ms)
-        tell_tasks(self._store.spark, span, planned.clock_ms, refusal, next_cutoff_ms)
+        tell_tasks(self._store.spark, span, planned.clock_ms, refusal, taken, next_cutoff_ms)
         shard_output = shard_output.persist()
         try:
             # 5. Run the state stage. The chunks stay in Spark's cache.
@@ -181,7 +189,8 @@ class BatchRunner:
             failpoint("state-held")
             # 7. Decide cancels. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):
-                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms)
+                taken_before_ms = self._claims.due_before_ms
+                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms, taken_before_ms)
             hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
             stores = bool(sealed or decision.cancelled.num_rows or decision.names.num_rows)
             stores_first = decision.shows(span.cutoff_ms)
@@ -222,7 +231,8 @@ class BatchRunner:
         #     of its first try, and after a time without batches the next ones follow in steps.
         is_behind = planned.cutoff_ms < present_ms
         has_more = reads_to_limit(span, self._settings.limits.messages_per_trigger)
-        self._arrivals.wait(started_s, planned.offsets, is_urgent=is_behind or has_more)
+        look = self._claims.look_for_urgent
+        self._arrivals.wait(started_s, planned.offsets, is_urgent=is_behind or has_more, look_for_urgent=look)
 
     def catch_up(self) -> None:
         """Let the first batch have a cutoff by the present clock, unless it is planned already. Spark must not run.
@@ -284,6 +294,8 @@ class BatchRunner:
     def close(self) -> None:
         """Stop the loads and the maintenance that run beside the batches."""
         self._arrivals.close()
+        self._claims.close()
+        self._old_claims.close()
         self._cancels.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._window.close()

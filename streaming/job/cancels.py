@@ -236,6 +236,7 @@ class CancelDesk:
         rows: Iterable[Row],
         span: BatchSpan,
         clock_ms: int,
+        taken_before_ms: int = 0,
     ) -> Decision:
         """Return the decision about the asks of a batch.
 
@@ -244,11 +245,13 @@ class CancelDesk:
             rows: the same (`driver_rows`).
             span: the batch.
             clock_ms: its clock, epoch ms.
+            taken_before_ms: all that forwarders have taken by now is due before (epoch ms).
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
         self.before_batch()
         self._note.result()
+        due_before_ms = max(span.cutoff_ms, taken_before_ms)
         every_ask, found = _asks(rows)
         asked_ms = time.time_ns() // 1_000_000
         self._open(span)
@@ -259,7 +262,7 @@ class CancelDesk:
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
         self._answers_unread += asks.num_rows
-        recalled = self._recall(outcomes, not_waiting, span)
+        recalled = self._recall(outcomes, not_waiting, due_before_ms)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
@@ -272,7 +275,7 @@ class CancelDesk:
             replacements.refused.num_rows,
         )  # fmt: skip
         shards = span.origin.shards
-        undecided = Undecided(span.cutoff_ms, asked_ms if self._recalled.knows_all else 0, shards, shards - 1)
+        undecided = Undecided(due_before_ms, asked_ms if self._recalled.knows_all else 0, shards, shards - 1)
         answers = [
             answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
             answers_for_nothing(for_nothing),
@@ -327,7 +330,7 @@ class CancelDesk:
         outcomes.cancel(due_now)
         return due_now
 
-    def _recall(self, outcomes: Outcomes, not_waiting: Ids, span: BatchSpan) -> pa.Table:
+    def _recall(self, outcomes: Outcomes, not_waiting: Ids, due_before_ms: int) -> pa.Table:
         """Read which messages release processes have cancelled, up to now if `not_waiting` has any.
 
         Returns what is not stored yet of what they have answered, which is stored with what this batch cancels
@@ -343,7 +346,7 @@ class CancelDesk:
             # A replay stores nothing more: the next batch reads it again.
             self._recalled.begin_again()
         # They were handed over, so they are due before. Until then they have their names.
-        return in_no_bucket(recalled, span.cutoff_ms - 1)
+        return in_no_bucket(recalled, due_before_ms - 1)
 
     def _is_old(self, asked: pa.Table, span: BatchSpan) -> Mask:
         """Return of which messages the record is deleted, or older than `cancels.known_for` at the batch of `span`.

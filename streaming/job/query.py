@@ -31,14 +31,17 @@ from state.buckets.operator import FILLER, SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, up
 from state.checkpoint.batch_settings import Refusal, RunningBatch, SettingsHistory
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
+from state.taken import Taken
 
 # The local properties of Spark that tell tasks in how many input partitions their batch reads records, its clock, which
-# records it refuses, and the cutoff of the next batch.
+# records it refuses, which ones forwarders have taken, and the cutoff of the next batch.
 _READ_PARTITIONS, _CLOCK, _REFUSAL = "delayline.readPartitions", "delayline.clock", "delayline.refusal"
-_NEXT_CUTOFF = "delayline.nextCutoff"
+_TAKEN, _NEXT_CUTOFF = "delayline.taken", "delayline.nextCutoff"
 
 
-def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Refusal, next_cutoff_ms: int) -> None:
+def tell_tasks(
+    spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Refusal, taken: Taken, next_cutoff_ms: int
+) -> None:
     """Tell the tasks that this thread will start what they need to know of their batch.
 
     `clock_ms` is its clock, and `next_cutoff_ms` the cutoff of the next batch, both epoch ms.
@@ -46,6 +49,7 @@ def tell_tasks(spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Ref
     spark.sparkContext.setLocalProperty(_READ_PARTITIONS, str(span.read_partitions))
     spark.sparkContext.setLocalProperty(_CLOCK, str(clock_ms))
     spark.sparkContext.setLocalProperty(_REFUSAL, json.dumps(asdict(refusal)))
+    spark.sparkContext.setLocalProperty(_TAKEN, taken.to_text())
     spark.sparkContext.setLocalProperty(_NEXT_CUTOFF, str(next_cutoff_ms))
 
 
@@ -55,9 +59,9 @@ def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
     def running_batch() -> RunningBatch:
         context = TaskContext.get()
         numbers = ("streaming.sql.batchId", _READ_PARTITIONS, "spark.sql.execution.arrow.maxRecordsPerBatch", _CLOCK)
-        properties = [context.getLocalProperty(name) for name in (*numbers, _REFUSAL)] if context else []
+        properties = [context.getLocalProperty(name) for name in (*numbers, _REFUSAL, _TAKEN)] if context else []
         match properties:
-            case [str(batch_id), str(read_partitions), str(transfer_rows), str(clock_ms), str(refusal)]:
+            case [str(batch_id), str(read_partitions), str(transfer_rows), str(clock_ms), str(refusal), str(taken)]:
                 return RunningBatch(
                     int(batch_id),
                     history.at(int(batch_id)),
@@ -65,6 +69,7 @@ def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
                     int(transfer_rows),
                     int(clock_ms),
                     Refusal(**json.loads(refusal)),
+                    Taken.from_text(taken),
                 )
         raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
 

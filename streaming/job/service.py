@@ -48,6 +48,7 @@ from streaming.checkpoint.recreated_inputs import read_from_beginning, read_noth
 from streaming.job.batch import BatchRunner
 from streaming.job.clock_watch import check_host_clock, watch_from
 from streaming.job.input_loss import check_input_loss
+from streaming.job.lane_start import open_new_application, start_lanes
 from streaming.job.outage_watch import OutageWatch
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.slow_batch_watch import SlowBatchWatch
@@ -169,9 +170,15 @@ def _run(
     3. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
        progress topic.
     4. Check that the host's clock is not behind, and that the input topics have the records that the next batch needs.
-    5. Let the first batch catch up with the clock. Start the query, and call `on_started`.
+    5. Open or close the lanes of forwarders. Let the first batch catch up with the clock. Start the query, and call
+       `on_started`.
     6. Watch the query until it ends. Then find the cause in the input if Spark names none.
     """
+
+    def open_lanes(lease: HeldLease) -> None:
+        if not fresh:
+            open_new_application(settings, lease.check_now)
+
     with ExitStack() as stack:
         # 1. Start release processes and forwarders. They need no Spark: what is handed over, or due soon, leaves on
         #    time from here on.
@@ -179,7 +186,7 @@ def _run(
             processes.start()
         _give_way()
         # 2. Start Spark and claim the lease.
-        spark, lease = stack.enter_context(exclusive_session(settings, "run"))
+        spark, lease = stack.enter_context(exclusive_session(settings, "run", on_claimed=open_lanes))
         tasks = stack.enter_context(closing(TaskProgress(spark)))
         counts.watch_tasks(tasks.done_tasks)
         processes.start()
@@ -198,7 +205,8 @@ def _run(
             state = _begin_again(spark, settings, lease, state, recreated)
         # 5. Start the query.
         unchanged = UnchangedBuckets(state_of(spark, state.checkpoint, state.settings_history), counts)
-        with closing(BatchRunner(state, settings, lease, counts)) as runner, closing(unchanged):
+        claims = start_lanes(settings, state, lease)
+        with closing(BatchRunner(state, settings, lease, claims, counts)) as runner, closing(unchanged):
             with translate_storage_errors(settings):
                 runner.catch_up()
             gate = Gate()
@@ -291,7 +299,8 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     watch_from(checkpoint, state.planned)
     if recreated := _check_input(settings, state):
         read_nothing_of(checkpoint, recreated, planned)
-    with closing(BatchRunner(state, settings, lease, JobCounts())) as runner:
+    claims = start_lanes(settings, state, lease)
+    with closing(BatchRunner(state, settings, lease, claims, JobCounts())) as runner:
         shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
         runner.wake()
         query = start_query(shard_output, settings, checkpoint.path, runner.run, only_planned=True)

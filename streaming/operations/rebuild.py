@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from conf.kafka.options import java_options
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.internal_topics.lease import HeldLease
+from sinks.lanes.opening import close_lanes
 from sinks.packed_rows import packed, unpacked
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.limits import dead_letter_bytes
@@ -48,6 +50,7 @@ from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
+from streaming.job.claim_watch import ClaimWatch
 from streaming.operations.rest import Rest
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -98,7 +101,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
 def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
     """Rebuild the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Fence the writers of the old job, release all that it has handed over, and read from the markers what that is.
+    1. Close the lanes of forwarders, fence the writers of the old job, release all that was handed over, and read from
+       the markers what that is.
     2. Fence what the old job may still write to the table, and read from the table's metadata what is sealed. From here
        on nothing goes on from the old checkpoint.
     3. Choose the origin of the new checkpoint.
@@ -107,6 +111,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     5. Switch over to the new checkpoint.
     """
     # 1. Read the markers.
+    close_lanes(settings, lease.check_now)
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     drain(settings)
     handed_over = newest_checkpoint(read_markers(settings))
@@ -137,6 +142,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     cancelled = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
     in_table = {source: index.offsets_of(*source) | cancelled.get(source, BitMap64()) for source in bounds}
     starts, ends = _range(bounds, handed_over, in_table, gone)
+    taken = _taken(settings, handed_over, starts, ends)
+    settled = {source: own | taken.get(source, BitMap64()) for source, own in in_table.items()}
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
     sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
@@ -150,6 +157,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         cutoff_ms=handed_over.cutoff_ms,
         offsets=ends,
         input_ids=with_present(known, input_ids(settings)),
+        epoch=handed_over.origin.epoch,
     )
     # 4. Seal the rest.
     resealed = 0
@@ -157,7 +165,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        accepted = Rest(handed_over, in_table, cancelled, batch_settings, now_ms)
+        accepted = Rest(handed_over, settled, cancelled, batch_settings, now_ms)
         overdue = _overdue(store, handed_over, cancelled, origin, settings.results_topic)
         ids = None
         if gives_names(batch_settings):
@@ -171,6 +179,16 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     guard.check()
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
+
+
+def _taken(settings: Settings, handed_over: HandedOver, starts: Offsets, ends: Offsets) -> OffsetBitmaps:
+    """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed."""
+    ids, epoch = handed_over.input_ids, handed_over.origin.epoch
+    ranges = {
+        (topic, int(number)): (starts[topic][number], end) for topic, own in ends.items() for number, end in own.items()
+    }
+    with closing(ClaimWatch(settings, 0, epoch, starts, ids)) as claims:
+        return claims.taken({source: own for source, own in ranges.items() if source[0] in ids}, ids).offsets
 
 
 def _buckets_of_ids(store: BucketTable) -> Iterator[int]:

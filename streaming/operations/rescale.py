@@ -16,6 +16,7 @@ from conf.errors import UsageError
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
+from sinks.lanes.opening import close_lanes
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import ensure_shards
 from state.buckets.reseal import LEFT_SCHEMA, left_in_state
@@ -27,6 +28,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
 from streaming.checkpoint.recovery import read_markers, refuse_rebuilt
+from streaming.job.lane_start import without_forwarders
 from streaming.job.service import finish_planned
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -68,8 +70,8 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     1. Refuse a checkpoint that another has replaced, and guard the table's log.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
-    4. Fence the writers of the old job, and release all that it has handed over: each message then goes to another
-       shard, which does not know what is ready in its old one.
+    4. Close the lanes of forwarders, fence the writers of the old job, and release all that was handed over: each
+       message then goes to another shard, which does not know what is ready in its old one.
     5. Seal the state, and switch over to a new checkpoint.
     """
     current = current_checkpoint(spark, settings)
@@ -94,9 +96,10 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.
     if not current.is_retired():
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
-        finish_planned(spark, with_shards(settings, before.shards), current, lease)
+        finish_planned(spark, without_forwarders(with_shards(settings, before.shards)), current, lease)
         current.retire()
     # 4. Fence and release.
+    close_lanes(settings, lease.check_now)
     fence_writers(settings, max(before.shards, shards))
     drain(with_shards(settings, before.shards))
     # 5. Seal and switch over.

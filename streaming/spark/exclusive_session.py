@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from subprocess import Popen, TimeoutExpired
@@ -23,17 +23,21 @@ _END_S = 10.0
 
 @contextmanager
 def exclusive_session(
-    settings: Settings, command: str, options: Mapping[str, str] | None = None
+    settings: Settings,
+    command: str,
+    options: Mapping[str, str] | None = None,
+    on_claimed: Callable[[HeldLease], None] = lambda lease: None,
 ) -> Iterator[tuple[SparkSession, HeldLease]]:
     """Start Spark and claim the lease; release both at the end of the context.
 
     The two steps run at the same time, because after a crash each of them takes seconds. `options` are Spark options
-    that override all others. Raises ApplicationHeld if another process has the lease, BrokerUnreachable, the errors of
-    `check_clients`, and QueryFailed if Java ends within the context.
+    that override all others. `on_claimed` is called with the lease while Spark starts. Raises ApplicationHeld if
+    another process has the lease, BrokerUnreachable, the errors of `check_clients`, and QueryFailed if Java ends
+    within the context.
     """
     check_clients(settings)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
-        claiming = claimer.submit(HeldLease, settings, command)
+        claiming = claimer.submit(_claim, settings, command, on_claimed)
         # The lease is released last: no other process may start while a batch of this one still runs.
         stack.callback(_release, claiming)
         stack.enter_context(_end_of_java_named())
@@ -65,6 +69,16 @@ def _exit_code_of_java() -> int | None:
         return process.wait(_END_S) if isinstance(process, Popen) else None
     except TimeoutExpired:
         return None
+
+
+def _claim(settings: Settings, command: str, on_claimed: Callable[[HeldLease], None]) -> HeldLease:
+    lease = HeldLease(settings, command)
+    try:
+        on_claimed(lease)
+    except BaseException:
+        lease.close()
+        raise
+    return lease
 
 
 def _release(claiming: Future[HeldLease]) -> None:

@@ -27,7 +27,7 @@ _PASSING = {
 _FEW = ("bucket.fan_in=2", "bucket.max_messages=5", "limits.messages_per_trigger=60")
 # What the points need in order to be reached: settings, and delays so long that messages still wait.
 _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
-    ("recovering", "batch-begun", "state-held", "batch-done"): ((), 20_000),
+    ("recovering", "batch-begun", "claims-read", "state-held", "batch-done"): ((), 20_000),
     ("transaction-open", "transaction-committed", "handed-over"): ((), 20_000),
     ("sealing", "sealed"): ((), 20_000),
     # Of the release process, which takes the driver and its Java process with it.
@@ -40,7 +40,7 @@ _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
 # before they are due.
 _MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("cancelled", "transaction-filled"): (("clock.horizon=8s",), 20_000),
-    ("batch-begun", "state-held", "sealing", "sealed"): ((), 30_000),
+    ("batch-begun", "claims-read", "state-held", "sealing", "sealed"): ((), 30_000),
     ("transaction-open", "transaction-committed", "handed-over", "batch-done"): ((), 30_000),
     # Of the asks that were handed over before the kill, the next process finds out what they have taken back.
     ("transaction-ended", "shards-assigned", "ring-fencing", "position-read"): (("clock.horizon=15s",), 30_000),

@@ -22,6 +22,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
 from streaming.job.clock_watch import now_ms
+from streaming.job.lane_start import start_lanes
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
 from tests.conftest import MakeSettings
@@ -39,7 +40,8 @@ def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> 
         (tmp_path / "checkpoint" / "offsets").mkdir()
         metadata = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
         (tmp_path / "checkpoint" / "offsets" / "0").write_text(f"v1\n{metadata}\n-")
-        with closing(BatchRunner(state, settings, lease, JobCounts())) as batch_runner:
+        claims = start_lanes(settings, state, lease)
+        with closing(BatchRunner(state, settings, lease, claims, JobCounts())) as batch_runner:
             # No batch waits for the next one.
             batch_runner.wake()
             yield batch_runner

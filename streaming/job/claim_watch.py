@@ -1,0 +1,187 @@
+"""Waiting until claims decide all that a batch reads, and taking over lanes whose owners decide nothing.
+
+As a rule the claims are there already: forwarders are half a second ahead. A lane whose forwarder is dead or paused
+makes no progress. Then the job takes the lane: it fences the owner, and claims for itself what the batch reads. A
+forwarder that comes back fences the job in turn, and goes on behind that. So each record is decided once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch
+from conf.failpoints import failpoint
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.broker_retry import BrokerRetry
+from sinks.lanes.claims_reader import ClaimsReader
+from sinks.lanes.writer import LaneTaken, LaneWriter
+from state.checkpoint.origin import InputIds, Offsets
+from state.checkpoint.progress import BatchSpan
+from state.claims import JOB, Claim, Claims, lane_of
+from state.taken import Taken
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+# A forwarder claims what it has read ten times a second.
+_STILL_S = 2.0
+
+# The first offset, and the one after the last, by (topic, partition).
+Ranges = Mapping[tuple[str, int], tuple[int, int]]
+
+
+class ClaimWatch:
+    """What claims say of the records that batches read. Only the query's thread may use it.
+
+    `due_before_ms`: all that forwarders have taken so far is due before (epoch ms).
+    """
+
+    def __init__(self, settings: Settings, lanes: int, epoch: int, read: Offsets, ids: InputIds) -> None:
+        """Follow claims of `epoch` about records at or above the offsets `read`, of the topics `ids`.
+
+        Without `lanes`, forwarders decide nothing more, and no batch waits for them. Raises BrokerUnreachable.
+        """
+        self._settings = settings
+        self._lanes, self._epoch = lanes, epoch
+        self._options = librdkafka_options(settings.kafka)
+        self._claims = Claims(epoch)
+        own = {topic: known[-1] for topic, known in ids.items()}
+        self._reader = ClaimsReader(settings, self._options, read, own, epoch)
+        # The newest claim that was read of each lane.
+        self._newest: dict[int, Claim] = {}
+        # The writers of the lanes that the job has taken, and may have lost since.
+        self._writers: dict[int, LaneWriter] = {}
+        # When each lane's last claim came, by the monotonic clock.
+        self._claimed_s: dict[int, float] = {}
+        self._is_urgent = False
+        # All that is there: a partition may have been in another lane, whose claims say more of it.
+        self._read(0)
+
+    @property
+    def due_before_ms(self) -> int:
+        """Before when all is due (epoch ms) that forwarders have taken."""
+        return self._claims.due_before_ms
+
+    def wait(self, span: BatchSpan) -> Taken:
+        """Return which records forwarders have taken of those that the batch of `span` reads, once that is decided.
+
+        A replay gets the same. Waits through an outage. Raises BrokerUnreachable after `kafka.outage_limit`, and the
+        errors of `LaneWriter`.
+        """
+        retry, begun_s = self._retry(f"batch {span.batch_id}, claims"), time.monotonic()
+        read = _ranges(span)
+        for (topic, number), (start, _) in read.items():
+            self._claims.forget_below(_id(span, topic), number, start)
+        self._is_urgent = False
+        self._read(0)
+        while lanes := self._undecided(span, read):
+            try:
+                for lane, partitions in lanes.items():
+                    if lane in self._writers or time.monotonic() > _STILL_S + max(
+                        begun_s, self._claimed_s.get(lane, -math.inf)
+                    ):
+                        self._take_over(lane, span, partitions)
+                self._read(_POLL_S)
+            except (KafkaException, BrokerUnreachable) as problem:
+                retry.wait(problem)
+        failpoint("claims-read")
+        return self.taken(read, span.input_ids)
+
+    def taken(self, ranges: Ranges, ids: InputIds) -> Taken:
+        """Return which records in `ranges` forwarders have taken, as far as claims were read."""
+        taken = {
+            (topic, number): self._claims.taken(ids[topic][-1], number, start, end)
+            for (topic, number), (start, end) in ranges.items()
+        }
+        return Taken({source: offsets for source, offsets in taken.items() if offsets})
+
+    def look_for_urgent(self, timeout_s: float) -> bool:
+        """Wait for claims up to `timeout_s`. Return whether one has left a record for which someone waits.
+
+        Also one that came since the last batch began to wait. In an outage none comes.
+        """
+        if not self._is_urgent:
+            try:
+                self._read(timeout_s)
+            except KafkaException as problem:
+                log.debug("no claims can be read: %s", problem)
+                time.sleep(timeout_s)
+        return self._is_urgent
+
+    def close(self) -> None:
+        """Close the clients."""
+        for writer in self._writers.values():
+            writer.close()
+        self._reader.close()
+
+    def _read(self, timeout_s: float) -> None:
+        for lane, claim in self._reader.read(timeout_s):
+            last = self._newest.get(lane)
+            if last is not None and not claim.follows(last):
+                raise CheckpointMismatch(
+                    f"claims of lane {lane} are missing in {self._settings.claims_topic}: what forwarders took is "
+                    f"not known. {last} is followed by {claim}. Restore the topic, and start the job again"
+                )
+            self._claims.add(claim)
+            self._newest[lane] = claim
+            self._claimed_s[lane] = time.monotonic()
+            self._is_urgent |= claim.is_urgent
+
+    def _undecided(self, span: BatchSpan, read: Ranges) -> dict[int, dict[tuple[str, int], int]]:
+        """Return by lane up to which offsets of its partitions claims must decide, but do not."""
+        lanes: dict[int, dict[tuple[str, int], int]] = {}
+        for (topic, number), (_, end) in read.items() if self._lanes else ():
+            if self._claims.position(_id(span, topic), number) < end:
+                lanes.setdefault(lane_of(topic, number, self._lanes), {})[topic, number] = end
+        return lanes
+
+    def _take_over(self, lane: int, span: BatchSpan, ends: Mapping[tuple[str, int], int]) -> None:
+        """Claim for the batches what a lane's owner has not decided below `ends`.
+
+        After an error the lane's newest claim is read again, by a new writer.
+        """
+        writer = self._writers.pop(lane, None)
+        if writer is None or writer.is_spent:
+            if writer is None:
+                log.warning("batch %d: no forwarder reads lane %d; the job takes it over", span.batch_id, lane)
+            writer = LaneWriter(self._settings, self._options, lane)
+            failpoint("lane-fenced")
+        newest = writer.claim or Claim(self._epoch)
+        ids = {topic: _id(span, topic) for topic, _ in ends}
+        left = {source: end for source, end in ends.items() if newest.position(*source, ids[source[0]]) < end}
+        try:
+            if left:
+                writer.write(newest.next(JOB, left, {}, ids))
+                failpoint("lane-claimed")
+        except LaneTaken:
+            log.info("lane %d has a forwarder again", lane)
+            self._claimed_s[lane] = time.monotonic()
+            writer.close()
+            return
+        except BaseException:
+            writer.close()
+            raise
+        self._writers[lane] = writer
+
+    def _retry(self, who: str) -> BrokerRetry:
+        return BrokerRetry(who, self._settings.kafka.outage_limit)
+
+
+def _ranges(span: BatchSpan) -> Ranges:
+    """Return the first offset and the end of each (topic, partition) that the batch reads records of."""
+    return {
+        (topic, int(number)): (start, end)
+        for topic, own in span.ends.items()
+        for number, end in own.items()
+        if (start := span.starts.get(topic, {}).get(number, 0)) < end
+    }
+
+
+def _id(span: BatchSpan, topic: str) -> str:
+    return span.input_ids[topic][-1]

@@ -1,0 +1,92 @@
+"""What a start of the job does about lanes: open them for forwarders, close them, or leave them as they are.
+
+| `forward.processes` | the lanes | the start |
+| --- | --- | --- |
+| 0 | were never open, or are closed | leaves them |
+| 0 | are open | closes them: what no claim has decided is the batches' |
+| 1 or more | are open | tells forwarders the present settings |
+| 1 or more | are closed, or were never open | opens them behind all that batches have planned to read |
+| 1 or more | are of an earlier epoch, as with `run --fresh` | opens them behind all records that are there now |
+
+A new application has no batch that might have read anything. Its lanes are opened before Spark has started.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from sinks.lanes.opening import close_lanes, open_lanes
+from sinks.lanes.terms import read_terms, write_terms
+from sinks.topics.limits import dead_letter_bytes
+from sinks.topics.topic_ids import input_ids
+from sinks.topics.topics import input_bounds, offered_topics
+from state.checkpoint.batch_settings import batch_settings_from
+from state.checkpoint.input_ids import with_present
+from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.claims import Terms
+from streaming.checkpoint.recovery import Recovered, read_markers
+from streaming.job.claim_watch import ClaimWatch
+
+log = logging.getLogger(__name__)
+
+
+def without_forwarders(settings: Settings) -> Settings:
+    """Return `settings` without forwarders."""
+    return settings.model_copy(update={"forward": settings.forward.model_copy(update={"processes": 0})})
+
+
+def open_new_application(settings: Settings, check_lease: Callable[[], None]) -> None:
+    """Open the lanes of an application that has never run, so that its first messages need not wait for Spark.
+
+    Raises BrokerUnreachable, and what `check_lease` raises if this process does not hold the lease.
+    """
+    if not settings.forward.processes or read_terms(settings, librdkafka_options(settings.kafka)) is not None:
+        return
+    if any(marker is not None for marker in read_markers(settings)):
+        return
+    present = input_ids(settings)
+    origin = CheckpointOrigin("", 0, settings.bucket.shards)
+    offered, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
+    ids = with_present({}, present)
+    own = batch_settings_from(settings, offered, range(origin.shards), origin, most_bytes, ids)
+    open_lanes(settings, Terms(origin.epoch, origin.shards, own), {}, present, check_lease)
+    log.info("%d lanes are open: this application has never run", origin.shards)
+
+
+def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> ClaimWatch:
+    """Open or close the lanes as the settings say, and return the watch of their claims for the batches to come.
+
+    Raises BrokerUnreachable, ApplicationHeld.
+    """
+    options = librdkafka_options(settings.kafka)
+    terms = read_terms(settings, options)
+    newest, origin = state.settings_history.newest, state.checkpoint.origin
+    read = state.checkpoint.read_offsets() if state.planned is not None else origin.offsets
+    wanted = Terms(origin.epoch, origin.shards if settings.forward.processes else 0, newest)
+    if not wanted.lanes:
+        if terms is not None:
+            close_lanes(settings, lease.check_now)
+            log.info("the lanes are closed: batches do all of the work (forward.processes is 0)")
+    elif terms is None or (terms.epoch, terms.lanes) != (wanted.epoch, wanted.lanes):
+        close_lanes(settings, lease.check_now)
+        positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)
+        ids = {topic: known[-1] for topic, known in newest.input_ids.items()}
+        open_lanes(settings, wanted, positions, ids, lease.check_now)
+        log.info("%d lanes are open", wanted.lanes)
+    elif terms != wanted:
+        write_terms(settings, wanted, lease.check_now)
+    return ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids)
+
+
+def _positions(settings: Settings, state: Recovered, is_new: bool) -> Offsets:
+    """Return from which offsets on forwarders may take records."""
+    if not is_new:
+        return state.checkpoint.origin.offsets if state.planned is None else state.planned.offsets
+    positions: Offsets = {}
+    for (topic, number), (_, end) in input_bounds(settings).items():
+        positions.setdefault(topic, {})[str(number)] = end
+    return positions

@@ -1,0 +1,56 @@
+"""Deleting the claims that nobody needs: not this job, and no rebuild after it.
+
+A rebuild reads all records again that the input topics still have, from the origin of the checkpoint on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from confluent_kafka import KafkaException
+
+from conf.errors import KafkaError
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.lanes.deletion import delete_claims
+from sinks.topics.topics import input_bounds
+from state.checkpoint.origin import Offsets
+from state.checkpoint.progress import BatchSpan
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 600.0
+
+
+class OldClaims:
+    """Deletes old claims now and then, beside the batches. A failure costs space until the next time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._begun_s = time.monotonic()
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="claims")
+        self._running = Future[None]()
+        self._running.set_result(None)
+
+    def before_batch(self, span: BatchSpan) -> None:
+        """Begin to delete what nobody needs, if it is time. `span` is the batch that begins."""
+        if time.monotonic() > self._begun_s + _EVERY_S and self._running.done():
+            self._begun_s = time.monotonic()
+            ids = {topic: known[-1] for topic, known in span.input_ids.items()}
+            self._running = self._threads.submit(self._delete, span.origin.offsets, ids, span.origin.epoch)
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _delete(self, origin: Offsets, ids: Mapping[str, str], epoch: int) -> None:
+        try:
+            needed: Offsets = {}
+            for (topic, number), (first, _) in input_bounds(self._settings).items():
+                needed.setdefault(topic, {})[str(number)] = max(first, origin.get(topic, {}).get(str(number), 0))
+            delete_claims(self._settings, librdkafka_options(self._settings.kafka), needed, ids, epoch)
+        except (KafkaException, KafkaError) as problem:
+            log.warning("old claims could not be deleted from %s: %s", self._settings.claims_topic, problem)
