@@ -22,8 +22,11 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[str, bytes | None]]
 
-# The shortest delay is longer than a batch: a message that is due before it is handed over may follow a later one.
-SHORTEST_MS, LONGEST_MS = 2_000, 25_000
+# A message that is due when it is handed over may follow a later one.
+SHORTEST_MS, LONGEST_MS = 500, 25_000
+# So long that forwarders leave it to the batches, and it waits in buckets.
+FAR_MS = (45_000, 60_000)
+_FAR_EVERY = 5
 _FLUSH_S = 30.0
 # Headers that cannot be scheduled, each with the error code of its dead letter.
 _BAD: list[tuple[str, Headers]] = [
@@ -54,8 +57,11 @@ class Wanted:
     error: str | None = None
 
 
-def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
-    """Yield `count` messages, a plain one first. A deliver-at value is computed when its message is yielded."""
+def mixture(settings: Settings, count: int, far: int, seed: int = 1) -> Iterator[Wanted]:
+    """Yield `count` messages, a plain one first. A deliver-at value is computed when its message is yielded.
+
+    Among the first `far`, some wait for `FAR_MS`.
+    """
     chance = random.Random(seed)
     second = settings.topics.allowed_outputs[0]
     levels = [(n, ms) for n, ms in enumerate(settings.levels.delays, 1) if SHORTEST_MS <= ms <= LONGEST_MS]
@@ -72,7 +78,10 @@ def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
             output = second
             headers.append(("deliver-to", output.encode()))
         form, delay_ms = chance.random(), chance.randint(SHORTEST_MS, LONGEST_MS)
-        if form < 0.15 or number == 0:
+        if number % _FAR_EVERY == 3 and number < far:
+            delay_ms = chance.randint(*FAR_MS)
+            yield Wanted(key, value, [*headers, ("deliver-after", f"{delay_ms}ms".encode())], output, delay_ms)
+        elif form < 0.15 or number == 0:
             yield Wanted(key, value, headers, output)
         elif form < 0.30:
             level, delay_ms = chance.choice(levels)
@@ -87,10 +96,10 @@ def mixture(settings: Settings, count: int, seed: int = 1) -> Iterator[Wanted]:
 class Publication:
     """Publishes the mixture in waves, each in a background thread. `sent` has the messages confirmed by the broker."""
 
-    def __init__(self, settings: Settings, count: int) -> None:
+    def __init__(self, settings: Settings, count: int, far: int) -> None:
         self.sent: dict[str, Published] = {}
         self._settings = settings
-        self._mixture = mixture(settings, count)
+        self._mixture = mixture(settings, count, far)
         self._requested = 0
         self._problem: Exception | None = None
         self._stop = threading.Event()

@@ -20,8 +20,8 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from streaming.demo.job import Job
-from streaming.demo.messages import LONGEST_MS, Publication
-from streaming.demo.result import Outage, Result, result_of
+from streaming.demo.messages import FAR_MS, Publication
+from streaming.demo.result import Result, result_of
 from streaming.demo.view import View, take_snapshot
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.claims_watch import ClaimsWatch
@@ -34,16 +34,14 @@ from streaming.storage.paths import storage_path
 
 # Messages and seconds of each wave: before the kill, while the job is down, after it is back.
 _BEFORE, _DOWN, _AFTER = (500, 10.0), (200, 5.0), (299, 8.0)
-# The waves, and one message at the start.
-MESSAGES = 1 + _BEFORE[0] + _DOWN[0] + _AFTER[0]
+# The waves, and one message at the start. Far messages are in the first wave.
+_FAR = 1 + _BEFORE[0]
+MESSAGES = _FAR + _DOWN[0] + _AFTER[0]
 _PARTITIONS = 3
 _POLL_S = 0.1
 # Far above the time needed even on a busy machine: a step that takes longer hangs.
 _START_LIMIT_S = 180.0
 _CATCH_UP_LIMIT_S = 120.0
-_HORIZON_MS = 13_000
-# No batch lasts longer, so that what is due so much before the end of the horizon is handed over.
-_BATCH_MS = 8_000
 
 
 def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
@@ -56,11 +54,11 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         "topics.allowed_outputs=demo-reminders",
         "topics.dead_letter=demo-dead-letter",
         f"storage.path={folder / 'storage'}",
-        # Less than the longest delay, so that messages wait in buckets; more than a message may wait while the job is
-        # down.
-        f"clock.horizon={_HORIZON_MS}ms",
-        "bucket.max_messages=60",
-        "segment.max_messages=60",
+        "forward.processes=1",
+        # Less than the delays of far messages, so that these wait in buckets; more than the job is down.
+        "clock.horizon=40s",
+        "bucket.max_messages=10",
+        "segment.max_messages=10",
         "bucket.fan_in=3",
         "window.ahead=8s",
         # A killed JVM leaves unpacked libraries in its folder for temporary files.
@@ -89,15 +87,14 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         received: list[Received] = []
         outputs = Outputs(broker.bootstrap, _outputs(settings), received.append)
         stack.callback(outputs.close)
-        publication = Publication(settings, MESSAGES)
+        publication = Publication(settings, MESSAGES, _FAR)
         stack.callback(publication.close)
-        outage = _Scenario(view, job, settings, publication, outputs, received, watch).run()
+        release_killed_ms = _Scenario(view, job, settings, publication, outputs, received, watch).run()
         outputs.drain()
         watch.drain()
         environment = Environment({topic: {count} for topic, count in outputs.partitions.items()})
-        acceptance = watch.acceptance()
-        verdict = judge(publication.sent, received, acceptance, environment)
-        return result_of(verdict, publication.sent, received, acceptance, outage)
+        verdict = judge(publication.sent, received, watch.acceptance(), environment)
+        return result_of(verdict, publication.sent, received, release_killed_ms)
 
 
 class _Scenario:
@@ -121,8 +118,8 @@ class _Scenario:
         self._accepted = watch
         self._dead_letter = settings.topics.dead_letter
 
-    def run(self) -> Outage:
-        """Run the steps until the job has stopped. Returns what was done to it."""
+    def run(self) -> int:
+        """Run the steps until the job has stopped. Returns when a release process was killed (epoch ms)."""
         view, job = self._view, self._job
         view.step("starting the job (delayline run)")
         job.start()
@@ -131,28 +128,27 @@ class _Scenario:
             view.step("publishing a plain message")
             self._publication.start(1, 0)
             self._watch("running", self._all_delivered, _CATCH_UP_LIMIT_S)
-            view.step(f"publishing {_BEFORE[0]} messages, most of them with delays up to {LONGEST_MS // 1000} s")
+            view.step(f"publishing {_BEFORE[0]} messages, most of them with delays up to {FAR_MS[1] // 1000} s")
             self._publication.start(*_BEFORE)
             self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
             view.step(f"killing the job's driver with SIGKILL; publishing {_DOWN[0]} more messages while it is down")
             job.kill_driver()
-            killed_ms = _now_ms()
+            killed_s = time.monotonic()
             self._publication.start(*_DOWN)
             job.start()
             self._watch("restarting", lambda: job.running, _START_LIMIT_S)
-            self._watch("catching up", self._all_accepted, _CATCH_UP_LIMIT_S)
-            back_ms = _now_ms()
-            outage_s = (back_ms - killed_ms) / 1000
+            self._watch("catching up", self._all_read, _CATCH_UP_LIMIT_S)
+            outage_s = time.monotonic() - killed_s
             view.step(f"the job has read all of them {outage_s:.1f} s after the kill; publishing {_AFTER[0]} more")
             self._publication.start(*_AFTER)
             self._watch("running", self._all_published, _CATCH_UP_LIMIT_S)
             view.step("killing a release process with SIGKILL; the job starts another")
             job.kill_release()
-            release_killed_ms = _now_ms()
-            self._watch("running", self._all_delivered, LONGEST_MS / 1000 + _CATCH_UP_LIMIT_S, must_succeed=False)
+            release_killed_ms = time.time_ns() // 1_000_000
+            self._watch("running", self._all_delivered, FAR_MS[1] / 1000 + _CATCH_UP_LIMIT_S, must_succeed=False)
             view.step("stopping the job (SIGTERM)")
             job.stop()
-        return Outage(killed_ms, back_ms, killed_ms + _HORIZON_MS - _BATCH_MS, release_killed_ms)
+        return release_killed_ms
 
     def _watch(self, job: str, until: Callable[[], bool], limit_s: float, must_succeed: bool = True) -> None:
         """Show the progress until `until()` is true. `job` is the state of the job to show.
@@ -177,9 +173,10 @@ class _Scenario:
     def _all_delivered(self) -> bool:
         return self._publication.done and self._outputs.ids >= self._publication.sent.keys()
 
-    def _all_accepted(self) -> bool:
+    def _all_read(self) -> bool:
         acceptance = self._accepted.acceptance()
-        return self._publication.done and all(map(acceptance.is_accepted, list(self._publication.sent.values())))
+        sent = list(self._publication.sent.values())
+        return self._publication.done and all(acceptance.committed_ms(message) is not None for message in sent)
 
 
 def _outputs(settings: Settings) -> list[str]:
@@ -190,7 +187,3 @@ def _outputs(settings: Settings) -> list[str]:
 def _scratch() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="delayline-demo-", ignore_cleanup_errors=True) as folder:
         yield folder
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -117,12 +117,10 @@ class View:
         for name, value, good in _rows(result.verdict):
             table.add_row(name, value, style="" if good else "bold red")
         table.add_section()
-        table.add_row("lateness p50 / p99 (messages)", "")
-        table.add_row("  accepted a second before they were due", _lateness(result.in_time))
-        table.add_row("  due while the job was down, handed over before", _lateness(result.job_down))
+        table.add_row("lateness p50 / p99 / max (messages)", "")
         table.add_row("  due within 5 s of the kill of the release process", _lateness(result.release_down))
-        table.add_row("  all delayed messages, also those that waited for the job", _lateness(result.overall))
-        table.add_row("  plain messages, from publishing to receiving", _lateness(result.plain))
+        table.add_row("  plain messages, with the driver killed in between", _lateness(result.plain))
+        table.add_row("  all delayed messages, with the driver killed in between", _lateness(result.delayed))
         self._console.print(table)
         for problem in result.verdict.problems():
             self._console.print(problem, highlight=False, style="red")
@@ -166,7 +164,9 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, str, bool]]:
         yield str(fault), str(count), count == 0
     enough = verdict.order_checked >= LEAST_CHECKED * verdict.deliverable
     yield "accepted in time, so checked for order", f"{verdict.order_checked} of {verdict.deliverable}", enough
+    yield "taken by forwarders, past the batches", f"{verdict.forwarded} of {verdict.deliverable}", True
 
 
 def _lateness(lateness: Lateness) -> str:
-    return f"{lateness.p50:,.0f} / {lateness.p99:,.0f} ms ({lateness.count})" if lateness.count else "-"
+    values = f"{lateness.p50:,.0f} / {lateness.p99:,.0f} / {lateness.max:,.0f} ms"
+    return f"{values} ({lateness.count})" if lateness.count else "-"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isnan
 
-from streaming.demo.result import Outage, Result, result_of
+from streaming.demo.result import Result, result_of
 from streaming.judge.acceptance import Acceptance, CheckpointLog
 from streaming.judge.contract import Environment
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import judge
 from tests.streaming.judge.runs import numbered, record_of
 
-_DONE = Outage(killed_ms=50_000, back_ms=60_000, covered_ms=55_000, release_killed_ms=70_000)
+_RELEASE_KILLED_MS = 70_000
 
 
 def _message(number: int, due_ms: int | None) -> Published:
@@ -28,38 +28,32 @@ def _result(late_ms: dict[Published, int]) -> Result:
 def _result_of(messages: list[Published], records: list[Received]) -> Result:
     published = {message.id: message for message in messages}
     acceptance = Acceptance([CheckpointLog(offsets={("in", 0): 100})])
-    verdict = judge(published, records, acceptance, Environment({"out": {1}}))
-    return result_of(verdict, published, records, acceptance, _DONE)
+    verdict = judge(published, records, acceptance, Environment({"out": {1}, "dead": {1}}))
+    return result_of(verdict, published, records, _RELEASE_KILLED_MS)
 
 
-def test_messages_are_counted_by_what_happened_when_they_were_due() -> None:
-    late = replace(_message(7, 51_000), id="in/0/100")
+def test_messages_are_counted_by_what_they_are_and_when_they_were_due() -> None:
     result = _result(
         {
             _message(0, None): 700,
-            _message(1, 40_000): 100,
-            # Due while the job was down: handed over before; and not, since it was due too late for that.
-            _message(2, 52_000): 9,
-            _message(3, 56_000): 5_000,
-            _message(4, 60_000): 300,
+            _message(1, None): 1_700,
+            _message(2, 69_999): 100,
             # Due just after the release process was killed.
-            _message(5, 70_001): 800,
-            _message(6, 75_000): 200,
-            # Not accepted in time.
-            late: 9_000,
+            _message(3, 70_001): 800,
+            _message(4, 75_000): 200,
+            # It cannot be scheduled.
+            replace(_message(5, None), output="dead", error="two-delays"): 9_000,
         }
     )
-    assert (result.plain.count, result.plain.p50) == (1, 700)
-    assert (result.in_time.count, result.in_time.p50) == (3, 200)
-    assert (result.job_down.count, result.job_down.p50) == (1, 9)
+    assert (result.plain.count, result.plain.p50, result.plain.max) == (2, 1_200, 1_700)
     assert (result.release_down.count, result.release_down.p50) == (1, 800)
-    assert (result.overall.count, result.overall.p50) == (7, 300)
+    assert (result.delayed.count, result.delayed.p50, result.delayed.max) == (3, 200, 800)
 
 
 def test_without_messages_there_is_no_lateness() -> None:
     result = _result({})
-    assert result.overall.count == 0
-    assert isnan(result.overall.p99)
+    assert result.delayed.count == 0
+    assert isnan(result.delayed.p99)
 
 
 def test_a_result_with_a_fault_or_too_few_ordered_messages_does_not_hold() -> None:
