@@ -118,9 +118,9 @@ class View:
             table.add_row(name, value, style="" if good else "bold red")
         table.add_section()
         table.add_row("lateness p50 / p99 / max (messages)", "")
-        table.add_row("  due within 5 s of the kill of the release process", _lateness(result.release_down))
-        table.add_row("  plain messages, with the driver killed in between", _lateness(result.plain))
-        table.add_row("  all delayed messages, with the driver killed in between", _lateness(result.delayed))
+        table.add_row("  due within 5 s of a release process's kill", _lateness(result.release_down))
+        table.add_row("  plain, the driver killed in between", _lateness(result.plain))
+        table.add_row("  delayed, the driver killed in between", _lateness(result.delayed))
         self._console.print(table)
         for problem in result.verdict.problems():
             self._console.print(problem, highlight=False, style="red")
