@@ -36,6 +36,7 @@ _ORIGIN = CheckpointOrigin("c", 1, 2)
 _NOT_REQUIRED = {
     ("job", "DescribeConfigs", "input"),
     ("release", "Delete", "ready"),
+    ("release", "Delete", "near"),
     ("release", "DescribeConfigs", "output"),
     ("release", "DescribeConfigs", "dead_letter"),
     ("release", "DescribeConfigs", "results"),

@@ -292,6 +292,30 @@ def test_asks_wait_for_what_the_near_log_had_when_they_were_read_and_no_other_me
     assert shard.seen == Counter([1, 2, 3])
 
 
+def test_what_was_read_of_the_near_log_is_taken_in_before_asks_that_are_due_earlier() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("near", [500])
+    shard.arrive("asks", [0])
+    shard.settle()
+    shard.read_near(1)
+    shard.settle()
+    assert shard.results == {0: {"cancelled"}}
+
+
+def test_messages_of_the_near_log_do_not_wait_until_the_ids_of_all_chunks_are_known_for_an_ask() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    for at in range(60):
+        shard.arrive("messages", [1_000 + at])
+    shard.arrive("asks", [4])
+    shard.now_ms += 100
+    assert not shard.plan(0)
+    shard.arrive("near", [50])
+    shard.read_near(1)
+    assert shard.plan(0)
+    shard.commit()
+    assert (shard.seen, shard.results) == (Counter([60]), {})
+
+
 def test_the_last_shard_answers_what_no_shard_has() -> None:
     first, second = _two_shards()
     first.arrive("asks", [7])

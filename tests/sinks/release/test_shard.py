@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
 from conf.load import load_settings
-from sinks.internal_topics.position import Log, Position, position_key
+from sinks.internal_topics.position import Log, Position, position_key, topics_of
 from sinks.release import shard as shard_module
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Pending, Planned
@@ -424,10 +424,10 @@ def _anew(bench: ReleaseBench, topic: str) -> None:
     create_topics(bench.broker, NewTopic(topic, 1, 1))
 
 
-def _delete(bench: ReleaseBench, end: int) -> None:
-    """Delete the records of the ready log before offset `end`."""
+def _delete(bench: ReleaseBench, end: int, log: Log = Log.READY) -> None:
+    """Delete the records of `log` before offset `end`."""
     client = AdminClient(dict(bench.options))
-    for answer in client.delete_records([TopicPartition(bench.settings.ready_topic, 0, end)]).values():
+    for answer in client.delete_records([TopicPartition(topics_of(bench.settings)[log], 0, end)]).values():
         answer.result()
 
 
@@ -444,6 +444,16 @@ def _another_topic(bench: ReleaseBench) -> None:
 def _gone_records(bench: ReleaseBench) -> None:
     bench.hand_over(_due(bench, [1], first=10), _due(bench, [1], first=11))
     _delete(bench, bench.ends[Log.READY] - 1)
+
+
+def _gone_near_records(bench: ReleaseBench) -> None:
+    bench.hand_over(_due(bench, [1], first=10), log=Log.NEAR)
+    _delete(bench, 1, Log.NEAR)
+
+
+def _both_lost(bench: ReleaseBench) -> None:
+    _gone_near_records(bench)
+    _gone_records(bench)
 
 
 def _gone_end(bench: ReleaseBench) -> None:
@@ -466,6 +476,8 @@ def _foreign_position(bench: ReleaseBench) -> None:
     [
         (_another_topic, ReadyLogLost, r"/0 is another topic \(\S+\) than the one that was released\."),
         (_gone_records, ReadyLogLost, r"/0 begins at offset 2, and is released up to 1\."),
+        (_gone_near_records, ReadyLogLost, r"-near/0 begins at offset 1, and is released up to 0\."),
+        (_both_lost, ReadyLogLost, r"-ready/0 begins at offset 2, .* 1; \S+-near/0 begins at offset 1, .* 0\."),
         (_gone_end, ReadyLogLost, r"/0 ends at offset 1, and was read up to 100\."),
         (_foreign_record, ReadyLogLost, r"/0 at offset 1 is not written by Delayline"),
         (_foreign_position, CheckpointMismatch, r"which is not a position of this Delayline version"),

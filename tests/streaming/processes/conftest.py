@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan
+from sinks.release.process import ReleaseProcess
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from streaming.local.broker import EmbeddedBroker
@@ -21,6 +24,28 @@ from tests.sinks.committed_records import committed
 
 HandOver = Callable[..., None]
 Released = Callable[[], list[int]]
+
+
+@contextmanager
+def releasing(settings: Settings) -> Iterator[ReleaseProcess]:
+    """Run a release process in a thread. Raises its error."""
+    errors: list[BaseException] = []
+    process, stop = ReleaseProcess(settings, "north"), threading.Event()
+
+    def run() -> None:
+        try:
+            process.run(lambda _: stop.is_set())
+        except BaseException as error:  # noqa: BLE001, it is raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield process
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not errors, errors
 
 
 @pytest.fixture

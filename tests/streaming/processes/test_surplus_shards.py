@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conf.settings import Settings
 from sinks.internal_topics.position import Log, LogPosition, Position, position_key
-from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_shards
 from streaming.local.broker import EmbeddedBroker
 from streaming.operations.ready_log import repair_ready_log
 from streaming.processes.drain import unreleased_shards
 from tests.eventually import assert_eventually
-from tests.streaming.processes.conftest import HandOver, Released
-
-
-@contextmanager
-def _releasing(settings: Settings) -> Iterator[ReleaseProcess]:
-    """Run a release process in a thread. Raises its error."""
-    errors: list[BaseException] = []
-    process, stop = ReleaseProcess(settings, "north"), threading.Event()
-
-    def run() -> None:
-        try:
-            process.run(lambda _: stop.is_set())
-        except BaseException as error:  # noqa: BLE001, it is raised below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield process
-    finally:
-        stop.set()
-        thread.join(60)
-    assert not errors, errors
+from tests.streaming.processes.conftest import HandOver, Released, releasing
 
 
 @pytest.mark.takes(12)
@@ -48,7 +21,7 @@ def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
     prepared: Settings, handed_over: HandOver, released: Released
 ) -> None:
     ensure_shards(prepared, 4)
-    with _releasing(prepared) as process:
+    with releasing(prepared) as process:
         handed_over(1)
         assert_eventually(lambda: released() == [1], 60)
         assert process.shards.keys() == process.assigned == {0, 1}
@@ -57,7 +30,7 @@ def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
         assert_eventually(lambda: released() == [1, 2], 60)
         assert process.shards.keys() == process.assigned == {0, 1, 3}
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
-    with _releasing(prepared) as process:
+    with releasing(prepared) as process:
         handed_over(3)
         assert_eventually(lambda: released() == [1, 2, 3], 60)
         assert process.shards.keys() == process.assigned == {0, 1}
@@ -77,7 +50,7 @@ def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
     assert [(each.shard, each.lost, each.left) for each in repair_ready_log(prepared)] == [(2, 1, 0)]
     assert unreleased_shards(prepared) == [0]
     assert repair_ready_log(prepared) == []
-    with _releasing(prepared) as process:
+    with releasing(prepared) as process:
         assert_eventually(lambda: released() == [2], 60)
         assert process.assigned == {0, 1}
 
@@ -104,7 +77,7 @@ def test_a_shard_beyond_those_of_the_position_topic_ends_no_process(
     producer.produce(prepared.ready_topic, b"left by a rescale to fewer shards", partition=3)
     producer.flush(10)
     assert unreleased_shards(prepared) == []
-    with _releasing(prepared) as process:
+    with releasing(prepared) as process:
         assert_eventually(lambda: process._surplus.keys() == {2, 3} and process._surplus[3].get(Log.READY, 0) > 0, 60)
         handed_over(1)
         assert_eventually(lambda: released() == [1], 60)

@@ -1,0 +1,93 @@
+"""A shard releases what lies in its ready log and in its near log together, with a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic
+
+from sinks.internal_topics.position import Log
+from sinks.ready_log.chunk import chunk_record
+from sinks.release.wall_clock import now_ms
+from state.cancel import Undecided
+from state.order import in_order
+from tests.eventually import assert_eventually
+from tests.messages import messages
+from tests.sinks.release.conftest import ReleaseBench, create_topics, ids
+
+
+def _chunk(bench: ReleaseBench, dues: dict[int, int]) -> pa.Table:
+    """Return messages by their input offsets, with their due times (epoch ms)."""
+    output = bench.settings.topics.output
+    rows = ({"deliver_at_ms": due, "offset": number, "output_topic": output} for number, due in dues.items())
+    return in_order(messages(rows))
+
+
+def test_messages_of_both_logs_come_in_order_of_their_due_times_and_once_over_restarts(bench: ReleaseBench) -> None:
+    chance, begin_ms = np.random.default_rng(3), now_ms() + 6_000
+    dues = dict(enumerate((begin_ms + chance.permutation(4_000)[:1_000]).tolist()))
+    numbers, releases = [*dues], 0
+    # Each chunk has messages of the whole time, and arrives before any of them is due.
+    for at in range(0, 1_000, 25):
+        bench.hand_over(_chunk(bench, {n: dues[n] for n in numbers[at : at + 25]}), log=[*Log][at // 25 % 2])
+    release = bench.start()
+    for most in (200, 500, 800):
+        assert_eventually(lambda: release.ended.is_set() or bench.released >= most, 60)  # noqa: B023
+        bench.stop(release)
+        assert release.error is None
+        releases += 1
+        release = bench.start()
+    bench.wait(release)
+    assert releases == 3
+    # What became due while no process had the shard comes in order too.
+    assert ids(bench.read(bench.settings.topics.output)) == sorted(numbers, key=lambda n: dues[n])
+    position = bench.position
+    assert position is not None
+    assert (position.released, position.forwarded) == (1_000, 500)
+
+
+@pytest.fixture
+def forwarder(bench: ReleaseBench) -> Iterator[Producer]:
+    """A transactional producer."""
+    producer = Producer({**bench.options, "transactional.id": f"{bench.settings.application_id}:forward:0"})
+    producer.init_transactions(30)
+    yield producer
+    producer.purge()
+
+
+def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not(
+    bench: ReleaseBench, forwarder: Producer
+) -> None:
+    settings, later = bench.settings, now_ms() + 3_600_000
+    create_topics(bench.broker, NewTopic(settings.results_topic, 1, 1))
+    release = bench.start()
+    bench.hand_over(_chunk(bench, {1: 1}))
+    assert_eventually(lambda: bench.is_done(release), 60)
+    # One forwarder's open transaction hides what another one has committed, which is asked for.
+    forwarder.begin_transaction()
+    value, headers = chunk_record(_chunk(bench, {2: 2}))
+    forwarder.produce(settings.near_topic, value, None, 0, headers=headers)
+    assert forwarder.flush(30) == 0
+    bench.hand_over(_chunk(bench, {3: later, 4: later}), log=Log.NEAR)
+    ask = {"output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
+    undecided = Undecided(later + 1, now_ms(), shards=1, left=0).to_bytes()
+    soon = now_ms() + 1_500
+    bench.hand_over(_chunk(bench, {5: soon}), messages([{**ask, "value": undecided}]))
+    # What was taken in before the ask goes out meanwhile.
+    assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5], 60)
+    assert bench.read(settings.results_topic) == []
+    assert not release.drained
+    forwarder.commit_transaction(30)
+    assert_eventually(lambda: bench.read(settings.results_topic), 60)
+    (answer,) = bench.read(settings.results_topic)
+    assert json.loads(answer.value() or b"")["result"] == "cancelled"
+    assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5, 2], 60)
+    position = bench.position
+    assert position is not None
+    # The chunk of what was cancelled has another message, and the ask is read again after a crash.
+    assert (position.near.lowest, position.ready.lowest) == (1, 2)

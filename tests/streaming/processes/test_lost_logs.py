@@ -1,0 +1,49 @@
+"""A log that lost records: the release stops by name, and goes on after `repair --ready-log`."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from conf.settings import Settings
+from sinks.ready_log.chunk import chunk_record
+from streaming.operations.ready_log import repair_ready_log
+from streaming.processes.drain import left_to_release, unreleased_shards
+from tests.eventually import assert_eventually
+from tests.messages import messages
+from tests.streaming.processes.conftest import HandOver, Released, releasing
+
+
+@pytest.mark.takes(12)
+def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_on(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    def forward(*dues: int) -> None:
+        rows = (
+            {"offset": n, "deliver_at_ms": due, "output_topic": prepared.topics.output} for n, due in enumerate(dues)
+        )
+        value, headers = chunk_record(messages(rows))
+        producer.produce(prepared.near_topic, value, None, 0, headers=headers)
+        assert producer.flush(30) == 0
+
+    producer, later_ms = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers}), 2**43
+    with releasing(prepared):
+        forward(1, later_ms, later_ms)
+        assert_eventually(lambda: released() == [1], 60)
+        # Those of the near log count once they are taken in.
+        assert_eventually(lambda: left_to_release(prepared).get(0) == 2, 60)
+    handed_over(2)
+    handed_over(3)
+    forward(4)
+    partition = TopicPartition(prepared.near_topic, 0, 1)
+    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    admin.delete_records([partition])[partition].result()
+    (repaired,) = repair_ready_log(prepared)
+    assert repaired.reason.endswith(f"{prepared.near_topic}/0 begins at offset 1, and is released up to 0")
+    assert (repaired.shard, repaired.lost, repaired.left) == (0, 2, 3)
+    assert left_to_release(prepared)[0] == 2
+    with releasing(prepared):
+        assert_eventually(lambda: sorted(released()) == [1, 2, 3, 4], 60)
+        assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
+    assert left_to_release(prepared)[0] == 0
