@@ -220,7 +220,7 @@ class LogEntryReplaced(StorageError):
 
 
 class ReadyLogLost(KafkaError):
-    """The ready log is not the one that the batches wrote, or records of it that are not released are gone."""
+    """A log of the release is not the one that was written to, or records of it that are not released are gone."""
 
     code = "ready-log-lost"
 

@@ -33,8 +33,8 @@ def repair(
         bool,
         typer.Option(
             "--ready-log",
-            help="Instead, let the release go on behind a ready topic that lost records, and print how many messages "
-            "are lost with them.",
+            help="Instead, let the release go on behind a ready or near topic that lost records, and print how many "
+            "messages are lost with them.",
         ),
     ] = False,
     config: ConfigFile = None,
@@ -73,7 +73,7 @@ def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined
         typer.echo(f"shard {shard.shard}: {shard.reason}")
         typer.echo(f"shard {shard.shard}: {shard.lost} messages are lost; {shard.left} are left and will be released")
     if not repaired:
-        typer.echo("the ready log can be read in all shards")
+        typer.echo("the ready log and the near log can be read in all shards")
 
 
 def _lines(result: Repair) -> list[str]:
