@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,15 @@ class Headers:
     keys: pa.Array
     values: pa.Array
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names that any of the headers have."""
+        return frozenset(self.keys.unique().to_pylist())
+
     def named(self, name: str) -> tuple[Ints, pa.Array]:
+        """Return the rows of the headers with this name, and their values."""
+        if name not in self.names:
+            return self.rows[:0], self.values[:0]
         mask = pc.equal(self.keys, name)
         return self.rows[np.asarray(mask.fill_null(False))], self.values.filter(mask)
 

@@ -32,7 +32,7 @@ def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rej
     `source` is what the policy `names` says. The records `by_key`, which a preset reads, have their keys as names
     whatever it says.
     """
-    if not source and not by_key.any():
+    if source != FROM_KEY and not by_key.any() and NAME_HEADER not in headers.names:
         return pa.nulls(len(keys), pa.binary())
     takes_keys = np.full(len(keys), source == FROM_KEY) | by_key
     # An empty key is what some clients write in place of none.
@@ -103,6 +103,8 @@ def cancel_terms(topic: str, names: pa.Array) -> pa.Array:
 
 def _in_header(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:
     all_rows, all_values = headers.named(name)
+    if not len(all_rows):
+        return pa.nulls(count, pa.binary())
     counts = np.bincount(all_rows, minlength=count)
     rejections.reject(np.flatnonzero(counts > 1), error(f"a message may have one {name} header"))
     rows, values = only((counts == 1)[all_rows], all_rows, all_values)
