@@ -166,10 +166,11 @@ class ReleaseSettings(Section):
 
 
 class ForwardSettings(Section):
-    """In how many processes forwarders take what is due soon, past the batches."""
+    """In how many processes forwarders take what is due soon, past the batches, and how often batches begin then."""
 
     processes: Annotated[int, Bounded(0, 64)] = 0
     elsewhere: bool = False
+    trigger: Annotated[int, duration(0, DAY)] = 5 * SECOND
 
     @property
     def is_on(self) -> bool:

@@ -49,10 +49,12 @@ class ArrivalWatch:
     """Waits for records behind those that a batch has read. Only the query's thread may use it, but for `wake`."""
 
     def __init__(self, settings: Settings) -> None:
-        self._trigger_s = settings.clock.trigger / 1000
         self._urgent_s = min(settings.clock.trigger, _URGENT_MS) / 1000
+        most_ms = settings.clock.horizon // _BATCHES_IN_A_HORIZON
+        self._forwarded_ms = min(settings.forward.trigger, most_ms)
+        longest_ms = max(settings.clock.trigger, self._forwarded_ms if settings.forward.is_on else 0)
         # How long a batch may be put off, in s.
-        self.idle_s = max(self._trigger_s, min(_IDLE_MS, settings.clock.horizon // _BATCHES_IN_A_HORIZON) / 1000)
+        self.idle_s = max(longest_ms, min(_IDLE_MS, most_ms)) / 1000
         self._settings = settings
         self._woken = threading.Event()
         self._consumer = Consumer(
@@ -75,21 +77,27 @@ class ArrivalWatch:
         )
 
     def wait(
-        self, begun_s: float, read: Offsets, is_urgent: bool = False, look_for_urgent: LookForUrgent | None = None
+        self,
+        begun_s: float,
+        read: Offsets,
+        is_urgent: bool = False,
+        is_forwarded: bool = False,
+        look_for_urgent: LookForUrgent | None = None,
     ) -> None:
         """Return when the next batch should begin.
 
         - after a short delay, or `clock.trigger` if that is shorter, if the next batch `is_urgent`, or
           `look_for_urgent` finds that it is
-        - `clock.trigger` after the last one began, or as soon after that as there is a record at or above the offsets
-          `read`
+        - `clock.trigger` after the last one began, or `forward.trigger` if all records pass forwarders
+          (`is_forwarded`), or as soon after that as there is a record at or above the offsets `read`
         - after a few seconds in any case, or when `wake` is called
 
-        `begun_s` is when the last batch began (monotonic). `look_for_urgent` is called in this thread, only before
-        `clock.trigger` has passed: after it, any record ends the wait.
+        `begun_s` is when the last batch began (monotonic). `look_for_urgent` is called in this thread, only before the
+        trigger has passed: after it, any record ends the wait.
         """
+        trigger_ms = self._forwarded_ms if is_forwarded else self._settings.clock.trigger
         self._wait_until(begun_s + self._urgent_s)
-        if is_urgent or self._is_urgent_before(begun_s + self._trigger_s, look_for_urgent):
+        if is_urgent or self._is_urgent_before(begun_s + trigger_ms / 1000, look_for_urgent):
             return
         deadline_s = begun_s + self.idle_s
         if time.monotonic() >= deadline_s or self._woken.is_set():

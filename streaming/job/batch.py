@@ -231,8 +231,13 @@ class BatchRunner:
         #     of its first try, and after a time without batches the next ones follow in steps.
         is_behind = planned.cutoff_ms < present_ms
         has_more = reads_to_limit(span, self._settings.limits.messages_per_trigger)
-        look = self._claims.look_for_urgent
-        self._arrivals.wait(started_s, planned.offsets, is_urgent=is_behind or has_more, look_for_urgent=look)
+        self._arrivals.wait(
+            started_s,
+            planned.offsets,
+            is_urgent=is_behind or has_more,
+            is_forwarded=self._claims.is_forwarded,
+            look_for_urgent=self._claims.look_for_urgent,
+        )
 
     def catch_up(self) -> None:
         """Let the first batch have a cutoff by the present clock, unless it is planned already. Spark must not run.

@@ -68,6 +68,11 @@ class ClaimWatch:
         """Before when all is due (epoch ms) that forwarders have taken."""
         return self._claims.due_before_ms
 
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether each lane has had a forwarder of late, so that batches need not be frequent."""
+        return self._lanes > 0 and not self._writers
+
     def wait(self, span: BatchSpan) -> Taken:
         """Return which records forwarders have taken of those that the batch of `span` reads, once that is decided.
 

@@ -1,12 +1,12 @@
 """What a start of the job does about lanes: open them for forwarders, close them, or leave them as they are.
 
-| `forward.processes` | the lanes | the start |
+| forwarders (`[forward]`) | the lanes | the start |
 | --- | --- | --- |
-| 0 | were never open, or are closed | leaves them |
-| 0 | are open | closes them: what no claim has decided is the batches' |
-| 1 or more | are open | tells forwarders the present settings |
-| 1 or more | are closed, or were never open | opens them behind all that batches have planned to read |
-| 1 or more | are of an earlier epoch, as with `run --fresh` | opens them behind all records that are there now |
+| off | were never open, or are closed | leaves them |
+| off | are open | closes them: what no claim has decided is the batches' |
+| on | are open | tells forwarders the present settings |
+| on | are closed, or were never open | opens them behind all that batches have planned to read |
+| on | are of an earlier epoch, as with `run --fresh` | opens them behind all records that are there now |
 
 A new application has no batch that might have read anything. Its lanes are opened before Spark has started.
 """
@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 
 from conf.kafka.options import librdkafka_options
-from conf.settings import Settings
+from conf.settings import ForwardSettings, Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.terms import read_terms, write_terms
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def without_forwarders(settings: Settings) -> Settings:
-    """Return `settings` without forwarders."""
-    return settings.model_copy(update={"forward": settings.forward.model_copy(update={"processes": 0})})
+    """Return `settings` with forwarders off."""
+    return settings.model_copy(update={"forward": ForwardSettings(processes=0)})
 
 
 def open_new_application(settings: Settings, check_lease: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
 
     Raises BrokerUnreachable, and what `check_lease` raises if this process does not hold the lease.
     """
-    if not settings.forward.processes or read_terms(settings, librdkafka_options(settings.kafka)) is not None:
+    if not settings.forward.is_on or read_terms(settings, librdkafka_options(settings.kafka)) is not None:
         return
     if any(marker is not None for marker in read_markers(settings)):
         return
@@ -66,11 +66,11 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
     terms = read_terms(settings, options)
     newest, origin = state.settings_history.newest, state.checkpoint.origin
     read = state.checkpoint.read_offsets() if state.planned is not None else origin.offsets
-    wanted = Terms(origin.epoch, origin.shards if settings.forward.processes else 0, newest)
+    wanted = Terms(origin.epoch, origin.shards if settings.forward.is_on else 0, newest)
     if not wanted.lanes:
         if terms is not None:
             close_lanes(settings, lease.check_now)
-            log.info("the lanes are closed: batches do all of the work (forward.processes is 0)")
+            log.info("the lanes are closed: batches do all of the work, by [forward]")
     elif terms is None or (terms.epoch, terms.lanes) != (wanted.epoch, wanted.lanes):
         close_lanes(settings, lease.check_now)
         positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)

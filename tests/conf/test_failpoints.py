@@ -12,6 +12,7 @@ from conf.errors import InjectedFailure, SettingError
 from conf.failpoints import (
     ALL_POINTS,
     FORWARD_POINTS,
+    LANE_POINTS,
     POINTS,
     RELEASE_POINTS,
     ROOT_VARIABLE,
@@ -74,7 +75,8 @@ def test_without_the_variable_no_point_does_anything() -> None:
 
 
 def test_no_two_stages_have_a_point_of_one_name() -> None:
-    assert len(ALL_POINTS) == len(POINTS) + len(RELEASE_POINTS) + len(FORWARD_POINTS) + len(SUCCESSION_POINTS)
+    stages = (POINTS, RELEASE_POINTS, FORWARD_POINTS, LANE_POINTS, SUCCESSION_POINTS)
+    assert len(ALL_POINTS) == sum(map(len, stages))
 
 
 def test_the_named_passing_raises_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:

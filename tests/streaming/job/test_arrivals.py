@@ -62,7 +62,7 @@ def _waited_s(
     watch: ArrivalWatch, read: Offsets, is_urgent: bool = False, look_for_urgent: LookForUrgent | None = None
 ) -> float:
     begun_s = time.monotonic()
-    watch.wait(begun_s, read, is_urgent, look_for_urgent)
+    watch.wait(begun_s, read, is_urgent, look_for_urgent=look_for_urgent)
     return time.monotonic() - begun_s
 
 
@@ -121,6 +121,20 @@ def test_without_anything_urgent_the_trigger_is_waited_for_and_nothing_is_looked
         asked_s.clear()
         watch.wait(time.monotonic() - 0.8, _READ, look_for_urgent=look)
         assert not asked_s
+
+
+def test_where_forwarders_read_everything_batches_begin_by_their_own_trigger(
+    make_settings: MakeSettings, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(1)
+    # Not so rarely that what falls due is not handed over.
+    settings = make_settings(f"topics.input={topic}", "forward.trigger=1h", "clock.trigger=1s", "clock.horizon=16s")
+    _publish(settings, topic, b"v")
+    with _watching(settings) as watch:
+        for is_forwarded, least_s in ((False, 1.0), (True, 4.0)):
+            begun_s = time.monotonic()
+            watch.wait(begun_s, {topic: {"0": 0}}, is_forwarded=is_forwarded)
+            assert least_s <= time.monotonic() - begun_s < least_s + _SOON_S
 
 
 def test_a_wake_ends_the_wait_for_something_urgent() -> None:
