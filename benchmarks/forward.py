@@ -20,12 +20,11 @@ WARM_UP_S, LOAD_S = 10.0, 20.0
 # A rate is sustained if forwarders take so many of the messages, so punctually.
 LEAST_SHARE, P99_MS = 0.99, 100.0
 SUSTAINED, LEAST_RATE = "sustained", 10_000
-SETTINGS = ("forward.processes=1",)
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
     """Send messages that are all near through a job with one forwarder, at rising rates."""
-    application = stand.application("forward", *SETTINGS)
+    application = stand.application("forward")
     job = stand.job(application)
     figures: dict[str, dict[str, Any]] = {}
     series: dict[str, list[list[float]]] = {}

@@ -32,7 +32,6 @@ ALL, MANY_WAITING = "all three minutes", "1 million waiting"
 # While Spark starts, it takes all cores of a small machine.
 STARTING_P99_MS = 100.0
 CORES = 0.9
-SETTINGS = ("forward.processes=1",)
 
 
 def light_traffic(share: float, first: int = 0) -> Traffic:
@@ -67,7 +66,7 @@ def draw(outcome: Outcome) -> Any:
 
 
 def _three_minutes(stand: Stand, scale: float) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[float]]]]:
-    application = stand.application("lateness", *SETTINGS)
+    application = stand.application("lateness")
     job = stand.job(application, start=False)
     # A driver needs half a minute.
     minute_s = max(30.0, 60.0 * scale)
@@ -95,7 +94,7 @@ def _three_minutes(stand: Stand, scale: float) -> tuple[dict[str, dict[str, Any]
 
 
 def _many_waiting(stand: Stand, scale: float) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    application, waiting = stand.application("lateness-waiting", *SETTINGS), int(WAITING * scale)
+    application, waiting = stand.application("lateness-waiting"), int(WAITING * scale)
     say(f"{application.name}: publishing {waiting:,} messages due in 48 h")
     Publisher(stand.bootstrap, application.input, PARTITIONS).preload(
         far_loads(waiting, WAITING_FOR_S, WAITING_SPREAD_S), any_delay

@@ -16,7 +16,6 @@ LOAD_S, WARM_UP_S = 60.0, 60.0
 # The rates, by case, and for each the reference.
 RATES = {"100 messages/s": 100, "1,000 messages/s": 1_000}
 LIMITS_MS = {"p50": 60.0, "p99": 150.0}
-SETTINGS = ("forward.processes=1",)
 # A plain message is overdue when it is accepted, so that the contract has no order for it.
 FAULTS_OF_PLAIN = tuple(name for name in FAULTS if name not in ("inversions", "out_of_order"))
 
@@ -27,7 +26,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     series: dict[str, list[list[float]]] = {}
     for case, rate in RATES.items():
         traffic = Traffic(rate, 0.0, 0.0, max(5.0, WARM_UP_S * scale), max(5.0, LOAD_S * scale))
-        application = stand.application(f"plain-{rate}", *SETTINGS)
+        application = stand.application(f"plain-{rate}")
         job = stand.job(application)
         lateness_ms, figures[case] = run_through(stand, application, job, traffic)
         job.stop()

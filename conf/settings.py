@@ -168,7 +168,7 @@ class ReleaseSettings(Section):
 class ForwardSettings(Section):
     """In how many processes forwarders take what is due soon, past the batches, and how often batches begin then."""
 
-    processes: Annotated[int, Bounded(0, 64)] = 0
+    processes: Annotated[int, Bounded(0, 64)] = 1
     elsewhere: bool = False
     trigger: Annotated[int, duration(0, DAY)] = 5 * SECOND
 

@@ -43,7 +43,6 @@ LOW_LIMITS = (
 )
 _SETTINGS = (
     *LOW_LIMITS,
-    "forward.processes=1",
     "spark.spark.driver.host=127.0.0.1",
     "spark.spark.executor.cores=1",
     "spark.spark.cores.max=2",

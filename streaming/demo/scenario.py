@@ -54,7 +54,6 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         "topics.allowed_outputs=demo-reminders",
         "topics.dead_letter=demo-dead-letter",
         f"storage.path={folder / 'storage'}",
-        "forward.processes=1",
         # Less than the delays of far messages, so that these wait in buckets; more than the job is down.
         "clock.horizon=40s",
         "bucket.max_messages=10",
