@@ -77,7 +77,8 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
         ids = {topic: known[-1] for topic, known in newest.input_ids.items()}
         open_lanes(settings, wanted, positions, ids, lease.check_now)
         log.info("%d lanes are open", wanted.lanes)
-    elif terms != wanted:
+    else:
+        # Also if they are the same: the job before may be paused on its way to write its own, and is fenced by this.
         write_terms(settings, wanted, lease.check_now)
     return ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids)
 

@@ -23,7 +23,7 @@ class Verdict:
     - `published`: all messages; the sum of `deliverable` and `bad`.
     - `deliverable`: messages that must be delivered; of these, `delivered` were delivered as the contract requires.
     - `bad`: messages that must become dead letters; of these, `dead_lettered` became correct dead letters.
-    - `order_checked`: deliverable messages that had to be in order, among all.
+    - `order_checked`: deliverable messages that had to be in order, among all or among those that batches took.
     - `forwarded`: deliverable messages that forwarders took.
     - `faults`: the count of each kind of fault; `findings` has the first few of each kind.
     """
@@ -98,7 +98,7 @@ def judge(
             add(Finding(Fault.DOUBLED, identity, f"again in {record.topic}/{record.partition} at {record.offset}"))
         elif message.error is None and not any(finding.fault is Fault.MISPLACED for finding in of_record):
             held, is_forwarded = acceptance.held(message), acceptance.is_forwarded(message)
-            order_checked += held is Held.AMONG_ALL
+            order_checked += held is not Held.NOT
             if (order_finding := order.take(record, message, held, is_forwarded)) is not None:
                 add(order_finding)
     if complete:

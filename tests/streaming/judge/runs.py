@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
-from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch
+from streaming.judge.acceptance import Acceptance, CheckpointLog, CommittedBatch, Held
 from streaming.judge.contract import Environment
 from streaming.judge.forwarded import Forwarded
 from streaming.judge.record import Header, Published, Received
@@ -41,6 +41,11 @@ class Run:
         environment = Environment({topic: {count} for topic, count in PARTITIONS.items()})
         records = self.received if received is None else received
         return judge(self.published, records, self.acceptance, environment, complete)
+
+    def is_held(self, record: Received) -> bool:
+        """Return whether the record's message must be in order among some messages."""
+        message = self.published[record.id]
+        return message.error is None and self.acceptance.held(message) is not Held.NOT
 
     def must_be_in_order(self, record: Received) -> bool:
         """Return whether the record's message must be in order."""
