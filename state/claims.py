@@ -49,8 +49,8 @@ class Terms:
     @property
     def topic_ids(self) -> dict[str, str]:
         """Kafka's id of each input topic that the batches read."""
-        # Those of former input topics are kept, and these are not among the job's own topics any more.
-        own = self.settings.forbidden_outputs
+        # Those of former input topics are kept, which are not among the job's own topics any more, or are its outputs.
+        own = {*self.settings.forbidden_outputs} - {self.settings.dead_letter, self.settings.results}
         return {topic: ids[-1] for topic, ids in self.settings.input_ids.items() if topic in own}
 
     def to_bytes(self) -> bytes:

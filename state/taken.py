@@ -16,6 +16,10 @@ class Taken:
 
     offsets: Mapping[tuple[str, int], BitMap64] = field(default_factory=dict)
 
+    def of_topic(self, topic: str) -> dict[str, BitMap64]:
+        """Return the offsets of a topic by partition, as text."""
+        return {str(number): offsets for (own, number), offsets in self.offsets.items() if own == topic}
+
     def to_text(self) -> str:
         """Return it as text."""
         own = (

@@ -23,6 +23,8 @@ from state.checkpoint.origin import Offsets
 from state.claims import Claim, Terms, first_claims
 
 _OPENED_AT_A_TIME = 16
+# How often the first claim of a lane is written, while forwarders fence its writer.
+_TRIES = 5
 
 
 def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int, Claim]:
@@ -68,12 +70,26 @@ def open_lanes(
     check_lease()
     # 2. Write claims.
     for lane, claim in first_claims(terms, positions, newest, topic_ids).items():
-        try:
-            writers[lane].write(claim)
-        except (KafkaException, LaneTaken) as problem:
-            raise DeliveryFailed(f"lane {lane} of forwarders could not be opened: {problem}") from problem
+        _write(settings, writers[lane], claim)
     # 3. Write terms.
     write_terms(settings, terms, check_lease)
+
+
+def _write(settings: Settings, writer: LaneWriter, claim: Claim) -> None:
+    """Write the first claim of a lane.
+
+    A forwarder that looked at the terms before they were without lanes may fence the writer. It takes nothing, and is
+    fenced in turn.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            writer.write(claim)
+            return
+        except (KafkaException, LaneTaken) as problem:
+            if left == 0 or isinstance(problem, KafkaException):
+                raise DeliveryFailed(f"lane {writer.lane} of forwarders could not be opened: {problem}") from problem
+        writer.close()
+        writer = LaneWriter(settings, librdkafka_options(settings.kafka), writer.lane)
 
 
 def _fence_all(settings: Settings) -> dict[int, LaneWriter]:

@@ -22,9 +22,11 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 from pyspark.sql import Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -35,6 +37,7 @@ from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
+from state.taken import NONE_TAKEN, Taken
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.job.input_loss import Bounds, read_bounds
 
@@ -44,6 +47,7 @@ log = logging.getLogger(__name__)
 _COUNTED_S = 60.0
 # So many segments are known by the way, and else twice as many as the table had when it was counted last.
 _FEW_SEGMENTS = 5_000
+_NONE: Mapping[str, BitMap64] = MappingProxyType({})
 _KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", pa.int64())])
 
 
@@ -100,10 +104,13 @@ class Admission:
         self._counted_s: float | None = None
         self._counted_segments = 0
 
-    def refusal(self, batch_settings: BatchSettings, span: BatchSpan, clock_ms: int) -> Refusal:
+    def refusal(
+        self, batch_settings: BatchSettings, span: BatchSpan, clock_ms: int, taken: Taken = NONE_TAKEN
+    ) -> Refusal:
         """Return which records the batch of `span` refuses, and record it in the checkpoint if there are any.
 
-        `clock_ms` is the batch's clock, epoch ms: what is due within `clock.horizon` of it is not refused.
+        `clock_ms` is the batch's clock, epoch ms: what is due within `clock.horizon` of it is not refused. Records that
+        forwarders have `taken` need no room.
         """
         if not batch_settings.limits_waiting:
             return NONE_REFUSED
@@ -114,13 +121,13 @@ class Admission:
         }
         from_offsets: Offsets = {}
         if self._counted_s is not None:
-            from_offsets = self._refused_from(most, span)
+            from_offsets = self._refused_from(most, span, taken)
         if self._counted_s is None and span.batch_id:
             self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
         is_old = self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S)
         if is_old or self._waiting.segments > max(_FEW_SEGMENTS, 2 * self._counted_segments):
             self._count(most, span.previous_ms)
-            from_offsets = self._refused_from(most, span)
+            from_offsets = self._refused_from(most, span, taken)
         if not from_offsets:
             return NONE_REFUSED
         # Not by the cutoff alone: after a time without batches it is that of the last one before.
@@ -138,13 +145,13 @@ class Admission:
         """Count what a batch has sealed and kept."""
         self._waiting.add(rows)
 
-    def _refused_from(self, most: Mapping[str, int], span: BatchSpan) -> Offsets:
+    def _refused_from(self, most: Mapping[str, int], span: BatchSpan, taken: Taken) -> Offsets:
         rooms = {topic: max(0, limit - self._waiting.count(topic, span.previous_ms)) for topic, limit in most.items()}
-        found = _beyond(rooms, span.starts, span.ends)
+        found = _beyond(rooms, span.starts, span.ends, taken)
         # Only now: that asks the broker.
         if found and self._settings.topics.skip_expired:
             starts = _first_left(span.starts, read_bounds(self._settings, span.batch_id))
-            found = _beyond(rooms, starts, span.ends)
+            found = _beyond(rooms, starts, span.ends, taken)
         return found
 
     def _kept_after(self, batch_id: int, batch_settings: BatchSettings) -> dict[int, Mapping[str, int]]:
@@ -173,9 +180,12 @@ def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(key), len(topics)), topics, counts], schema=_KEPT)
 
 
-def _beyond(rooms: Mapping[str, int], starts: Offsets, ends: Offsets) -> Offsets:
+def _beyond(rooms: Mapping[str, int], starts: Offsets, ends: Offsets, taken: Taken) -> Offsets:
     """Return the offsets after the records that there is room for, of the topics that have more (`offsets_after`)."""
-    found = {topic: offsets_after(room, starts.get(topic, {}), ends[topic]) for topic, room in rooms.items()}
+    found = {
+        topic: offsets_after(room, starts.get(topic, {}), ends[topic], taken.of_topic(topic))
+        for topic, room in rooms.items()
+    }
     return {topic: offsets for topic, offsets in found.items() if offsets}
 
 
@@ -188,17 +198,35 @@ def _first_left(starts: Offsets, bounds: Bounds) -> Offsets:
     return left
 
 
-def offsets_after(room: int, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
+def offsets_after(
+    room: int, starts: Mapping[str, int], ends: Mapping[str, int], taken: Mapping[str, BitMap64] = _NONE
+) -> dict[str, int]:
     """Return the offset in each partition after the first `room` records, which are shared out among the partitions.
 
-    `starts` and `ends` are those of the records by partition. Empty if there is room for all of them.
+    `starts` and `ends` are those of the records by partition, and `taken` the offsets between them that need no room.
+    Empty if there is room for all of them.
     """
     # All that was planned may be deleted since, and a topic that was made anew may end before.
-    counts = {partition: max(0, end - starts.get(partition, 0)) for partition, end in ends.items()}
+    counts = {
+        partition: max(0, end - starts.get(partition, 0) - len(taken.get(partition, ())))
+        for partition, end in ends.items()
+    }
     total = sum(counts.values())
     if total <= room:
         return {}
-    return {partition: starts.get(partition, 0) + room * count // total for partition, count in counts.items() if count}
+    return {
+        partition: _offset_after(room * count // total, starts.get(partition, 0), taken.get(partition, BitMap64()))
+        for partition, count in counts.items()
+        if count
+    }
+
+
+def _offset_after(count: int, start: int, taken: BitMap64) -> int:
+    """Return the offset after the first `count` from `start` on that are not `taken`."""
+    offset = start + count
+    while (further := start + count + (taken.rank(offset - 1) if offset else 0)) != offset:
+        offset = further
+    return offset
 
 
 def _share_from(at_ms: int, first_ms: int, last_ms: int) -> float:

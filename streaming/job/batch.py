@@ -170,7 +170,7 @@ class BatchRunner:
         # 4. Find out what forwarders have taken. Decide what is refused, and how much the next batch hands over.
         with self._counts.timed("claims"):
             taken = self._claims.wait(span)
-        refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms)
+        refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms, taken)
         next_cutoff_ms = self._next_cutoff(planned, present_ms)
         tell_tasks(self._store.spark, span, planned.clock_ms, refusal, taken, next_cutoff_ms)
         shard_output = shard_output.persist()

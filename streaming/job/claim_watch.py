@@ -8,14 +8,14 @@ forwarder that comes back fences the job in turn, and goes on behind that. So ea
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch
 from conf.failpoints import failpoint
+from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
@@ -32,8 +32,14 @@ _POLL_S = 0.05
 # A forwarder claims what it has read ten times a second.
 _STILL_S = 2.0
 
-# The first offset, and the one after the last, by (topic, partition).
-Ranges = Mapping[tuple[str, int], tuple[int, int]]
+LOST_CLAIMS_REMEDY = (
+    "Restore the topic. Or start the job once with forwarders off (forward.processes=0, and forward.elsewhere=false): "
+    "what forwarders took behind the last batch then comes twice"
+)
+
+# Topic and number of an input partition; and of each, the first offset and the one after the last.
+Source = tuple[str, int]
+Ranges = Mapping[Source, tuple[int, int]]
 
 
 class ClaimWatch:
@@ -42,23 +48,35 @@ class ClaimWatch:
     `due_before_ms`: all that forwarders have taken so far is due before (epoch ms).
     """
 
-    def __init__(self, settings: Settings, lanes: int, epoch: int, read: Offsets, ids: InputIds) -> None:
-        """Follow claims of `epoch` about records at or above the offsets `read`, of the topics `ids`.
+    def __init__(
+        self,
+        settings: Settings,
+        lanes: int,
+        epoch: int,
+        read: Offsets,
+        ids: InputIds,
+        check_lease: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follow claims of `epoch` about records at or above the offsets `read`, whose topics have the last of `ids`.
 
-        Without `lanes`, forwarders decide nothing more, and no batch waits for them. Raises BrokerUnreachable.
+        Without `lanes`, forwarders decide nothing more, and no batch waits for them. `check_lease` raises if this
+        process does not hold the lease any more: only its holder takes lanes over. Raises BrokerUnreachable.
         """
         self._settings = settings
         self._lanes, self._epoch = lanes, epoch
+        self._check_lease = check_lease
         self._options = librdkafka_options(settings.kafka)
         self._claims = Claims(epoch)
-        own = {topic: known[-1] for topic, known in ids.items()}
+        # Not of former input topics, of which nobody reads anything: all claims would be about more than is read.
+        own = {topic: known[-1] for topic, known in ids.items() if topic in settings.topics.input or topic in read}
         self._reader = ClaimsReader(settings, self._options, read, own, epoch)
         # The newest claim that was read of each lane.
         self._newest: dict[int, Claim] = {}
         # The writers of the lanes that the job has taken, and may have lost since.
         self._writers: dict[int, LaneWriter] = {}
-        # When each lane's last claim came, by the monotonic clock.
-        self._claimed_s: dict[int, float] = {}
+        # How far claims had decided the partitions that a batch has waited for last, and since when, by the monotonic
+        # clock. By partition, since a lane's owner may read all others: from other brokers, or by other terms.
+        self._waited: dict[tuple[str, int], tuple[int, float]] = {}
         self._is_urgent = False
         # All that is there: a partition may have been in another lane, whose claims say more of it.
         self._read(0)
@@ -79,19 +97,17 @@ class ClaimWatch:
         A replay gets the same. Waits through an outage. Raises BrokerUnreachable after `kafka.outage_limit`, and the
         errors of `LaneWriter`.
         """
-        retry, begun_s = self._retry(f"batch {span.batch_id}, claims"), time.monotonic()
+        retry = self._retry(f"batch {span.batch_id}, claims")
         read = _ranges(span)
         for (topic, number), (start, _) in read.items():
             self._claims.forget_below(_id(span, topic), number, start)
         self._is_urgent = False
+        self._waited.clear()
         self._read(0)
-        while lanes := self._undecided(span, read):
+        while undecided := self._undecided(span, read):
             try:
-                for lane, partitions in lanes.items():
-                    if lane in self._writers or time.monotonic() > _STILL_S + max(
-                        begun_s, self._claimed_s.get(lane, -math.inf)
-                    ):
-                        self._take_over(lane, span, partitions)
+                for lane, ends in self._still(undecided).items():
+                    self._take_over(lane, span, ends)
                 self._read(_POLL_S)
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
@@ -119,6 +135,23 @@ class ClaimWatch:
                 time.sleep(timeout_s)
         return self._is_urgent
 
+    def check_complete(self, read: Offsets, ids: InputIds) -> None:
+        """Raise CheckpointMismatch if claims do not decide all that committed batches have read, up to `read`.
+
+        Each of these has waited for the claims. Without them, forwarders would take again what they have taken.
+        """
+        lacking = [
+            f"{topic}/{number} (from {position} up to {end})"
+            for topic, own in read.items()
+            for number, end in own.items()
+            if topic in ids and (position := self._claims.position(ids[topic][-1], int(number))) < end
+        ]
+        if lacking:
+            raise CheckpointMismatch(
+                f"{self._settings.claims_topic} has lost claims about {', '.join(lacking)}: forwarders would deliver "
+                f"again what they have taken. {LOST_CLAIMS_REMEDY}"
+            )
+
     def close(self) -> None:
         """Close the clients."""
         for writer in self._writers.values():
@@ -131,22 +164,33 @@ class ClaimWatch:
             if last is not None and not claim.follows(last):
                 raise CheckpointMismatch(
                     f"claims of lane {lane} are missing in {self._settings.claims_topic}: what forwarders took is "
-                    f"not known. {last} is followed by {claim}. Restore the topic, and start the job again"
+                    f"not known. {last} is followed by {claim}. {LOST_CLAIMS_REMEDY}"
                 )
             self._claims.add(claim)
             self._newest[lane] = claim
-            self._claimed_s[lane] = time.monotonic()
             self._is_urgent |= claim.is_urgent
 
-    def _undecided(self, span: BatchSpan, read: Ranges) -> dict[int, dict[tuple[str, int], int]]:
-        """Return by lane up to which offsets of its partitions claims must decide, but do not."""
-        lanes: dict[int, dict[tuple[str, int], int]] = {}
-        for (topic, number), (_, end) in read.items() if self._lanes else ():
-            if self._claims.position(_id(span, topic), number) < end:
-                lanes.setdefault(lane_of(topic, number, self._lanes), {})[topic, number] = end
-        return lanes
+    def _undecided(self, span: BatchSpan, read: Ranges) -> dict[Source, int]:
+        """Return up to which offsets claims must decide, but do not. Note since when they are where they are."""
+        undecided = {}
+        for source, (_, end) in read.items() if self._lanes else ():
+            position = self._claims.position(_id(span, source[0]), source[1])
+            if self._waited.get(source, (-1, 0))[0] != position:
+                self._waited[source] = position, time.monotonic()
+            if position < end:
+                undecided[source] = end
+        return undecided
 
-    def _take_over(self, lane: int, span: BatchSpan, ends: Mapping[tuple[str, int], int]) -> None:
+    def _still(self, undecided: Mapping[Source, int]) -> dict[int, dict[Source, int]]:
+        """Return those whose lane the job has, and those of which claims have decided nothing for a while, by lane."""
+        still: dict[int, dict[Source, int]] = {}
+        for source, end in undecided.items():
+            lane = lane_of(*source, self._lanes)
+            if lane in self._writers or time.monotonic() > self._waited[source][1] + _STILL_S:
+                still.setdefault(lane, {})[source] = end
+        return still
+
+    def _take_over(self, lane: int, span: BatchSpan, ends: Mapping[Source, int]) -> None:
         """Claim for the batches what a lane's owner has not decided below `ends`.
 
         After an error the lane's newest claim is read again, by a new writer.
@@ -154,7 +198,10 @@ class ClaimWatch:
         writer = self._writers.pop(lane, None)
         if writer is None or writer.is_spent:
             if writer is None:
-                log.warning("batch %d: no forwarder reads lane %d; the job takes it over", span.batch_id, lane)
+                log.warning(
+                    "batch %d: no forwarder decides lane %d, such as %s/%d; the job takes it over",
+                    span.batch_id, lane, *next(iter(ends)),
+                )  # fmt: skip
             writer = LaneWriter(self._settings, self._options, lane)
             failpoint("lane-fenced")
         newest = writer.claim or Claim(self._epoch)
@@ -162,16 +209,20 @@ class ClaimWatch:
         left = {source: end for source, end in ends.items() if newest.position(*source, ids[source[0]]) < end}
         try:
             if left:
+                # Only now: this process may have been paused until here, while another one went on with newer topics.
+                self._check_lease()
                 writer.write(newest.next(JOB, left, {}, ids))
                 failpoint("lane-claimed")
-        except LaneTaken:
+        except BaseException as problem:
+            writer.close()
+            # The broker fences the writer of a transaction too that was open for too long.
+            is_fenced = isinstance(problem, KafkaException) and problem.args[0].code() in FENCED
+            if not is_fenced and not isinstance(problem, LaneTaken):
+                raise
             log.info("lane %d has a forwarder again", lane)
-            self._claimed_s[lane] = time.monotonic()
-            writer.close()
+            # It has some time to decide.
+            self._waited.clear()
             return
-        except BaseException:
-            writer.close()
-            raise
         self._writers[lane] = writer
 
     def _retry(self, who: str) -> BrokerRetry:

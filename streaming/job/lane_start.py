@@ -16,20 +16,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import ForwardSettings, Settings
 from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.position import read_position
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.terms import read_terms, write_terms
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import input_bounds, offered_topics
+from sinks.topics.topics import input_bounds, offered_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.input_ids import with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.claims import Terms
 from streaming.checkpoint.recovery import Recovered, read_markers
-from streaming.job.claim_watch import ClaimWatch
+from streaming.job.claim_watch import LOST_CLAIMS_REMEDY, ClaimWatch
+from streaming.storage.paths import BUCKETS, local_checkpoint, local_folder, storage_path
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +45,12 @@ def without_forwarders(settings: Settings) -> Settings:
 def open_new_application(settings: Settings, check_lease: Callable[[], None]) -> None:
     """Open the lanes of an application that has never run, so that its first messages need not wait for Spark.
 
-    Raises BrokerUnreachable, and what `check_lease` raises if this process does not hold the lease.
+    Whether it has is known without Spark if the storage is a folder of this host. Raises BrokerUnreachable, and what
+    `check_lease` raises if this process does not hold the lease.
     """
-    if not settings.forward.is_on or read_terms(settings, librdkafka_options(settings.kafka)) is not None:
+    if not settings.forward.is_on or not _is_unused_folder(settings):
         return
-    if any(marker is not None for marker in read_markers(settings)):
+    if read_terms(settings, librdkafka_options(settings.kafka)) is not None or _has_run(settings):
         return
     present = input_ids(settings)
     origin = CheckpointOrigin("", 0, settings.bucket.shards)
@@ -57,30 +61,58 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
     log.info("%d lanes are open: this application has never run", origin.shards)
 
 
+def _is_unused_folder(settings: Settings) -> bool:
+    """Return whether the storage is a folder of this host in which nothing of an application is."""
+    storage = local_folder(storage_path(settings))
+    if storage is None:
+        return False
+    return not local_checkpoint(storage).exists() and not (storage / BUCKETS).exists()
+
+
+def _has_run(settings: Settings) -> bool:
+    return any(marker is not None for marker in read_markers(settings)) or _had_forwarders(settings)
+
+
+def _had_forwarders(settings: Settings) -> bool:
+    """Return whether forwarders have ever taken anything, as far as it is released."""
+    options, topic = librdkafka_options(settings.kafka), settings.position_topic
+    shards = range(partition_counts(settings, [topic]).get(topic, 0))
+    positions = (read_position(options, topic, shard) for shard in shards)
+    return any(position is not None and position.forwarded for position in positions)
+
+
 def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> ClaimWatch:
     """Open or close the lanes as the settings say, and return the watch of their claims for the batches to come.
 
-    Raises BrokerUnreachable, ApplicationHeld.
+    Terms are written in any case: the job before may be paused on its way to write its own, and is fenced by that.
+
+    Raises CheckpointMismatch if the claims topic has lost what a start needs; BrokerUnreachable, ApplicationHeld.
     """
-    options = librdkafka_options(settings.kafka)
-    terms = read_terms(settings, options)
+    terms = read_terms(settings, librdkafka_options(settings.kafka))
     newest, origin = state.settings_history.newest, state.checkpoint.origin
     read = state.checkpoint.read_offsets() if state.planned is not None else origin.offsets
     wanted = Terms(origin.epoch, origin.shards if settings.forward.is_on else 0, newest)
-    if not wanted.lanes:
-        if terms is not None:
-            close_lanes(settings, lease.check_now)
-            log.info("the lanes are closed: batches do all of the work, by [forward]")
-    elif terms is None or (terms.epoch, terms.lanes) != (wanted.epoch, wanted.lanes):
+    if wanted.lanes and terms is None and _had_forwarders(settings):
+        raise CheckpointMismatch(
+            f"{settings.claims_topic} has no terms, although forwarders have taken messages: it was created again, and "
+            f"they would deliver again what they have taken. {LOST_CLAIMS_REMEDY}"
+        )
+    stay_open = terms is not None and wanted.lanes > 0 and (terms.epoch, terms.lanes) == (wanted.epoch, wanted.lanes)
+    if not stay_open:
         close_lanes(settings, lease.check_now)
+    if stay_open or not wanted.lanes:
+        write_terms(settings, wanted, lease.check_now)
+    else:
         positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)
         ids = {topic: known[-1] for topic, known in newest.input_ids.items()}
         open_lanes(settings, wanted, positions, ids, lease.check_now)
-        log.info("%d lanes are open", wanted.lanes)
-    else:
-        # Also if they are the same: the job before may be paused on its way to write its own, and is fenced by this.
-        write_terms(settings, wanted, lease.check_now)
-    return ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids)
+    log.info(
+        "%s", f"{wanted.lanes} lanes are open" if wanted.lanes else "forwarders are off: batches do all of the work"
+    )
+    watch = ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids, lease.check_now)
+    if stay_open:
+        watch.check_complete(read, newest.input_ids)
+    return watch
 
 
 def _positions(settings: Settings, state: Recovered, is_new: bool) -> Offsets:

@@ -51,6 +51,8 @@ class OldClaims:
             needed: Offsets = {}
             for (topic, number), (first, _) in input_bounds(self._settings).items():
                 needed.setdefault(topic, {})[str(number)] = max(first, origin.get(topic, {}).get(str(number), 0))
-            delete_claims(self._settings, librdkafka_options(self._settings.kafka), needed, ids, epoch)
+            # Of former input topics nobody needs any.
+            own = {topic: ids[topic] for topic in needed if topic in ids}
+            delete_claims(self._settings, librdkafka_options(self._settings.kafka), needed, own, epoch)
         except (KafkaException, KafkaError) as problem:
             log.warning("old claims could not be deleted from %s: %s", self._settings.claims_topic, problem)

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlparse
 from conf.settings import Settings
 from state.checkpoint.pointer import FIRST_FOLDER, folder_in, newest_pointer
 
+BUCKETS = "buckets"
 _POINTERS = "checkpoints"
 
 
@@ -29,7 +30,7 @@ def pointers_path(settings: Settings) -> str:
 
 def buckets_path(settings: Settings) -> str:
     """Return the path of the table of sealed buckets."""
-    return f"{storage_path(settings)}/buckets"
+    return f"{storage_path(settings)}/{BUCKETS}"
 
 
 def is_on_s3(settings: Settings) -> bool:
