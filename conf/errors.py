@@ -15,7 +15,7 @@ DelaylineError
 |   `-- BucketUnreadable                          corrupt data
 |-- InvariantViolated: LateRowsDropped, CutoffMismatch
 |-- CheckpointMismatch, ApplicationHeld, ClockBehind, ClockAhead
-|-- NameTaken, GroupRefused, ProcessFailed
+|-- NameTaken, MembershipRefused, ProcessFailed
 |-- QueryFailed, ServiceStopping, InjectedFailure
 `-- Rejected                                      a message becomes a dead letter
     |-- TwoDelays, BadDeliverAt, BadDeliverAfter, BadDelayLevel, DelayTooLong
@@ -231,10 +231,10 @@ class NameTaken(DelaylineError):
     code = "name-taken"
 
 
-class GroupRefused(DelaylineError):
+class MembershipRefused(DelaylineError):
     """The consumer group of the release processes, or of the forwarders, does not take this one."""
 
-    code = "group-refused"
+    code = "membership-refused"
 
 
 class ProcessFailed(DelaylineError):

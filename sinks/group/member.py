@@ -74,7 +74,7 @@ class GroupMember:
     def poll(self) -> None:
         """Let the group assign and revoke, for a tenth of a second.
 
-        Raises NameTaken if another process of the same name has taken the place of this one, GroupRefused,
+        Raises NameTaken if another process of the same name has taken the place of this one, MembershipRefused,
         RightMissing, and what the callbacks raise.
         """
         self.polled_s = time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
-from conf.errors import GroupRefused
+from conf.errors import MembershipRefused
 from sinks.group.groups import Group
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Refusals:
         return self._sentence if self._clock_s() < self._last_s + _GAP_S else None
 
     def note(self, error: KafkaError) -> None:
-        """Log `error`, once as long as it keeps coming. Raises GroupRefused if brokers refuse for too long.
+        """Log `error`, once as long as it keeps coming. Raises MembershipRefused if brokers refuse for too long.
 
         Errors of the client itself, such as brokers that do not answer, never end the process.
         """
@@ -73,7 +73,7 @@ class Refusals:
             self._warned.add(error.code())
             log.warning("%s", self._sentence)
         if error.code() > 0 and now_s - self._since_s >= self._limit_s:
-            raise GroupRefused(self._sentence)
+            raise MembershipRefused(self._sentence)
 
     def joined(self) -> None:
         """Note that the group has taken the process."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from conf.errors import GroupRefused, NameTaken
+from conf.errors import MembershipRefused, NameTaken
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.group.groups import release_group
@@ -136,7 +136,7 @@ def ends_refused(running: Running, caplog: pytest.LogCaptureFixture, *words: str
     assert_eventually(is_refused)
     assert_eventually(lambda: running.error is not None)
     running.stop()
-    assert isinstance(running.error, GroupRefused)
+    assert isinstance(running.error, MembershipRefused)
     assert all(word in str(running.error) for word in words)
     warned = [record for record in caplog.records if record.levelname == "WARNING" and words[0] in record.message]
     assert len(warned) == 1
