@@ -25,7 +25,7 @@ from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 
 # The password of each is its name.
-USERS = ("guest", "job", "release", "publisher", "subscriber", "status", "topics")
+USERS = ("guest", "job", "release", "forward", "publisher", "subscriber", "status", "topics")
 _PROPERTIES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     # The plain listener is for the node itself and for the tests' preparations.

@@ -170,7 +170,7 @@ def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[st
             allowed = described.authorized_operations
             # None from a broker before Kafka 2.3, which does not report it.
             may_write = allowed is None or AclOperation.WRITE in allowed
-            found[topic] = TopicAccess("open", len(described.partitions)) if may_write else TopicAccess("barred")
+            found[topic] = TopicAccess("open" if may_write else "barred", len(described.partitions))
     return found
 
 

@@ -34,7 +34,9 @@ def status(
     finished, seconds, last: at_ms, took_ms, buckets; or null if the job did not answer), due (messages by time to the
     due time: overdue, 10s, 1m, 10m, 1h, 6h, 1d, 7d, 30d, 90d, 366d, later), due_is_estimated, input_lag (total, held,
     partitions; or null if Kafka does not answer), holder (of the lease: host, pid, command, since_ms; or null),
-    release (processes: name, host, shards; shards: shard, ready, member, at_ms, lateness of the last minute; or null).
+    release (processes: name, host, shards; shards: shard, ready, member, at_ms, lateness of the last minute; or null),
+    forward (processes: name, host, lanes; lanes: lane, owner of the newest claim, undecided: records that no claim
+    has decided; or null).
     """
     from conf.printable import printable
     from streaming.status.formats import as_json, as_lines

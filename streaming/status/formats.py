@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from conf.durations import format_duration
+from sinks.group.members import Member
 from sinks.internal_topics.lease_record import Lease
 from state.checkpoint.planned_batch import PlannedBatch
 from state.due_spans import LATER, SPANS_MS
@@ -51,6 +52,7 @@ def as_json(status: Status) -> dict[str, Any]:
         },
         "holder": _holder(status.broker.holder),
         "release": _release(status.broker),
+        "forward": _forward(status.broker),
     }
 
 
@@ -67,6 +69,7 @@ def as_lines(status: Status) -> Iterator[str]:
     if status.merged:
         yield f"{'merged':>8}{'':>26}{status.merged:>14,}"
     yield from _release_lines(status)
+    yield from _lane_lines(status.broker)
     yield ""
     yield f"{'due':>8}{'messages':>14}" + ("  (estimated)" if status.due_is_estimated else "")
     largest = max(1, *status.due.values())
@@ -114,7 +117,7 @@ def merge_text(merges: Merges, now_ms: int) -> str:
 
 
 def broker_lines(answer: BrokerAnswer) -> Iterator[str]:
-    """Yield what the broker says: input lag, the lease, and the release processes."""
+    """Yield what the broker says: input lag, the lease, the release processes, and the forwarders."""
     if answer.lag is None:
         yield f"input lag    unknown: {answer.problem}"
     else:
@@ -130,8 +133,17 @@ def broker_lines(answer: BrokerAnswer) -> Iterator[str]:
     if answer.ready_problem:
         yield f"release      unknown: {answer.ready_problem}"
     elif answer.members is not None:
-        names = ", ".join(f"{member.name} on {member.host}" for member in answer.members)
-        yield f"release      {len(answer.members)} processes: {names}" if names else "release      no process runs"
+        yield f"release      {_named(answer.members)}"
+    if answer.forward_problem:
+        yield f"forward      unknown: {answer.forward_problem}"
+    elif answer.lanes and answer.forwarders is not None:
+        undecided = sum(lane.undecided for lane in answer.lanes)
+        yield f"forward      {_named(answer.forwarders)}; {undecided:,} records of {len(answer.lanes)} lanes undecided"
+
+
+def _named(members: Sequence[Member]) -> str:
+    names = ", ".join(f"{member.name} on {member.host}" for member in members)
+    return f"{len(members)} processes: {names}" if names else "no process runs"
 
 
 def _release_lines(status: Status) -> Iterator[str]:
@@ -147,6 +159,16 @@ def _release_lines(status: Status) -> Iterator[str]:
         yield f"{shard.shard:>8}{late.messages:>14,}{times}  by {shard.member}, {ago(status, shard.at_ms or 0)}"
 
 
+def _lane_lines(answer: BrokerAnswer) -> Iterator[str]:
+    """Yield a table of who has each lane, and how far it is. A lane that the job has taken waits for batches."""
+    if not answer.lanes:
+        return
+    yield ""
+    yield f"{'lane':>8}{'undecided':>12}  newest claim by"
+    for lane in answer.lanes:
+        yield f"{lane.lane:>8}{lane.undecided:>12,}  {lane.owner or '-'}"
+
+
 def _totals(status: Status) -> tuple[int, int, int]:
     shards = status.shards
     return (
@@ -160,7 +182,7 @@ def _release(answer: BrokerAnswer) -> dict[str, Any] | None:
     if answer.ready is None or answer.members is None:
         return None
     return {
-        "processes": [asdict(member) for member in answer.members],
+        "processes": [_member(member, "shards") for member in answer.members],
         "shards": [
             {
                 "shard": shard.shard,
@@ -172,6 +194,19 @@ def _release(answer: BrokerAnswer) -> dict[str, Any] | None:
             for shard in answer.ready
         ],
     }
+
+
+def _forward(answer: BrokerAnswer) -> dict[str, Any] | None:
+    if answer.lanes is None or answer.forwarders is None:
+        return None
+    return {
+        "processes": [_member(member, "lanes") for member in answer.forwarders],
+        "lanes": [asdict(lane) for lane in answer.lanes],
+    }
+
+
+def _member(member: Member, parts: str) -> dict[str, Any]:
+    return {"name": member.name, "host": member.host, parts: member.numbers}
 
 
 def _batch(status: Status, batch: PlannedBatch | None) -> dict[str, int] | None:

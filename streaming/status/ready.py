@@ -1,4 +1,4 @@
-"""What is handed over and not released, from the logs of shards; and the release processes, from their group."""
+"""What is handed over and not released, from the logs of shards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
-from conf.kafka.rights import right_named
 from conf.settings import Settings
-from sinks.group.groups import release_group
-from sinks.group.members import members
 from sinks.internal_topics.position import Lateness, Log, Position, read_position
 from sinks.release.log_reader import LogReader
 from sinks.topics.topics import partition_counts
@@ -41,15 +38,6 @@ class ReadyShard:
     member: str = ""
     at_ms: int | None = None
     lateness: Lateness = field(default_factory=Lateness)
-
-
-@dataclass(frozen=True)
-class ReleaseMember:
-    """A release process that runs: its name, its host, and the shards that it has."""
-
-    name: str
-    host: str
-    shards: list[int]
 
 
 def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
@@ -95,15 +83,3 @@ def ready_messages(
             for place, summary, payload in reader.read(_POLL_S):
                 if place.log is Log.NEAR or summary.batch <= last_batch:
                     yield reader.position.left_of(place, decode_chunk(payload))
-
-
-def release_members(settings: Settings) -> list[ReleaseMember]:
-    """Return the release processes that run, by name. Raises BrokerUnreachable."""
-    group = release_group(settings)
-    # Without the client's remarks when it is closed.
-    options = {**librdkafka_options(settings.kafka), "log_level": "3"}
-    try:
-        with right_named("Describe", f"group {group.id}"):
-            return [ReleaseMember(member.name, member.host, member.numbers) for member in members(options, group)]
-    except KafkaException as problem:
-        raise BrokerUnreachable(f"the group {group.id} cannot be described: {problem}") from problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -13,25 +14,36 @@ from conf.errors import RightMissing
 from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
 from conf.settings import Settings
+from sinks.group.groups import forward_group, release_group
 from sinks.internal_topics.lease import HeldLease, read_lease
 from sinks.internal_topics.progress import announce_origin
+from sinks.lanes.deletion import delete_claims
+from sinks.lanes.opening import open_lanes
+from sinks.lanes.writer import LaneWriter
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan, fence_writers
 from sinks.release.process import ReleaseProcess
+from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import check_topics, ensure_topics, input_bounds, partition_counts
 from sources.intake.stamp_check import unreadable_records
 from sources.publisher import Publisher
 from sources.subscriber import Subscriber
 from state.cancel import Undecided
+from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
+from state.claims import Claim, Terms
+from streaming.forward.process import ForwardProcess
 from streaming.job.recalled import RecalledMessages
-from streaming.status.ready import ready_shards, release_members
+from streaming.status.lanes import lane_statuses
+from streaming.status.processes import running_members
+from streaming.status.ready import ready_shards
 from tests.documented_rights import Right, documented_rights
 from tests.messages import messages
 from tests.strict_broker import Allow, LogInAs
 from tests.thorough import some_thorough
 
+_EPOCH = 1
 _ORIGIN = CheckpointOrigin("c", 1, 2)
 # The numbers of the batches that hand over.
 _BATCHES = count()
@@ -74,11 +86,35 @@ def _hand_over(settings: Settings) -> None:
         ask = {"output_topic": settings.results_topic, "offset": 2, "key": b"in/0/1", "value": undecided}
         answer = {"output_topic": settings.results_topic, "offset": 3}
         hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, ask, answer])]))
+        _take_lane(settings)
         with closing(RecalledMessages(settings)) as recalled:
             # What the first call has read is kept by the second.
             recalled.read()
             recalled.read()
         unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
+
+
+def _take_lane(settings: Settings) -> None:
+    """Open a single lane, take it from its owner, and delete what is not needed any more."""
+    shards, counts, ids = settings.bucket.shards, partition_counts(settings), input_ids(settings)
+    known = {topic: [found] for topic, found in ids.items()}
+    own = batch_settings_from(settings, counts, range(shards), _ORIGIN, input_ids=known)
+    options = librdkafka_options(settings.kafka)
+    open_lanes(settings, Terms(_EPOCH, 1, own), {}, ids, lambda: None)
+    with closing(LaneWriter(settings, options, 0)) as writer:
+        writer.write(Claim(_EPOCH))
+    delete_claims(settings, options, {}, ids, _EPOCH)
+
+
+def _forward(settings: Settings) -> None:
+    begun_s = time.monotonic()
+
+    def is_done(process: ForwardProcess) -> bool:
+        # A lane that may not be read says nothing.
+        assert time.monotonic() < begun_s + 60
+        return bool(process.counts.taken[0])
+
+    ForwardProcess(settings, "test").run(is_done)
 
 
 def _release(settings: Settings) -> None:
@@ -103,12 +139,15 @@ def _read_status(settings: Settings) -> None:
     input_bounds(settings)
     read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
     ready_shards(settings, 0)
-    release_members(settings)
+    lane_statuses(settings, [])
+    for group in (release_group(settings), forward_group(settings)):
+        running_members(settings, group)
 
 
 _DO: dict[str, Callable[[Settings], object]] = {
     "job": _hand_over,
     "release": _release,
+    "forward": _forward,
     "publisher": _publish,
     "subscriber": _subscribe,
     "status": _read_status,
@@ -118,6 +157,7 @@ _DO: dict[str, Callable[[Settings], object]] = {
 _BEFORE: dict[str, tuple[Callable[[Settings], object], ...]] = {
     "job": (_publish,),
     "release": (_publish, _hand_over),
+    "forward": (_publish, _hand_over),
     "subscriber": (_publish_output,),
     "status": (_publish, _hand_over),
 }

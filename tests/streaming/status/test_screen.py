@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sinks.group.members import Member
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.position import Lateness
 from state.checkpoint.planned_batch import PlannedBatch
@@ -14,7 +15,8 @@ from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.input_lag import PartitionLag
-from streaming.status.ready import ReadyShard, ReleaseMember
+from streaming.status.lanes import LaneStatus
+from streaming.status.ready import ReadyShard
 from streaming.status.sample import Sample, sample_of
 from streaming.status.screen import bar, problem_lines, screen_lines, sparkline
 from streaming.status.status import ShardStatus, Status
@@ -50,7 +52,9 @@ def status_of(shards: int = 2) -> Status:
             [PartitionLag("in", 0, 100, 103, 0)],
             Lease(1, "node-1", 2155, "run", NOW_MS, 10_000),
             ready=ready,
-            members=[ReleaseMember("pod-7", "node-2", [0, 1])],
+            members=[Member("pod-7", "node-2", [0, 1], False)],
+            lanes=[LaneStatus(0, "pod-8", 2), LaneStatus(1, "job", 1_500)],
+            forwarders=[Member("pod-8", "node-2", [0], False), Member("pod-9", "node-3", [1], False)],
         ),
         merges=Merges(1, 3, 4.5, LastMerge(NOW_MS - 60_000, 1_500, 16)),
     )
@@ -77,6 +81,7 @@ def test_it_has_what_the_page_has_within_the_terminal() -> None:
         "input lag    3 messages",
         "lease        process 2155 on host node-1",
         "release      1 processes: pod-7 on node-2",
+        "forward      2 processes: pod-8 on node-2, pod-9 on node-3; 1,502 records of 2 lanes undecided",
         "the last 4s",
         "  < 1h          40  ██████████████████",
         " < 30d          20  █████████ ",
@@ -111,7 +116,7 @@ def test_all_shards_are_shown_where_the_output_is_no_terminal_and_nothing_is_kno
 def test_a_terminal_obeys_nothing_of_what_processes_say_and_any_instant_is_shown() -> None:
     problem = dict.fromkeys(("process", "level", "message"), "\x1b[2J") | {"at_ms": 10**20}
     shown = problem_lines([problem], None)
-    member = ReleaseMember("\x1b[2J", "\x9b2J", [0])
+    member = Member("\x1b[2J", "\x9b2J", [0], False)
     status = status_of()
     status = replace(
         status,

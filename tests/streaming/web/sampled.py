@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sinks.group.members import Member
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.position import Lateness
 from state.checkpoint.planned_batch import PlannedBatch
@@ -17,7 +18,7 @@ from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.formats import as_json
 from streaming.status.input_lag import PartitionLag
-from streaming.status.ready import ReadyShard, ReleaseMember
+from streaming.status.ready import ReadyShard
 from streaming.status.sample import Sample
 from streaming.status.status import ShardStatus, Status
 
@@ -66,7 +67,7 @@ def _sample(number: int) -> Sample:
 
 
 def _status(now_ms: int) -> Status:
-    members = [ReleaseMember(f"delayline-release-{n}", f"delayline-release-{n}", [2 * n, 2 * n + 1]) for n in (0, 1)]
+    members = [Member(f"delayline-release-{n}", f"delayline-release-{n}", [2 * n, 2 * n + 1], False) for n in (0, 1)]
     ready = [
         ReadyShard(
             shard,
