@@ -47,17 +47,20 @@ def test_the_environment_of_the_job_is_valid_settings(services: dict[str, Any]) 
     assert settings.bucket.shards == Settings().bucket.shards
     assert load_settings(None, environ=services["topics"]["environment"]) == settings
     assert load_settings(None, environ=services["release"]["environment"]) == settings
+    assert load_settings(None, environ=services["forward"]["environment"]) == settings
+    assert (settings.release.processes, settings.forward.processes, settings.forward.is_on) == (0, 0, True)
     assert settings != Settings()
 
 
-def test_the_page_asks_the_job_where_it_listens(services: dict[str, Any]) -> None:
+def test_the_page_asks_all_processes_where_they_listen(services: dict[str, Any]) -> None:
     environment = {name: value or "" for name, value in services["web"]["environment"].items()}
     settings = load_settings(None, environ=environment)
     name, _, port = settings.monitor.job.rpartition(":")
     assert services[name]["environment"]["DELAYLINE_MONITOR__JOB"].rpartition(":")[2] == port
-    (release,) = settings.monitor.process_addresses
-    name, _, port = release.rpartition(":")
-    assert services[name]["environment"]["DELAYLINE_MONITOR__RELEASE"].rpartition(":")[2] == port
+    assert {address.rpartition(":")[0] for address in settings.monitor.process_addresses} == {"release", "forward"}
+    for address in settings.monitor.process_addresses:
+        name, _, port = address.rpartition(":")
+        assert services[name]["environment"][f"DELAYLINE_MONITOR__{name.upper()}"].rpartition(":")[2] == port
     assert f"127.0.0.1:9466:{settings.web.address.rpartition(':')[2]}" in services["web"]["ports"]
 
 

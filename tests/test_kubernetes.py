@@ -228,9 +228,10 @@ def test_the_commands_of_the_docs_name_what_is_there_with_each_variant() -> None
 
 
 def test_all_pods_have_valid_settings_and_the_image_knows_their_arguments(settings: Settings) -> None:
-    assert pods().keys() == {"job", "release", "topics", "web"}
+    assert pods().keys() == {"job", "release", "forward", "topics", "web"}
     assert container("job")["args"] == ["run"]
     assert container("release")["args"] == ["release"]
+    assert container("forward")["args"] == ["forward"]
     assert container("topics")["args"] == ["topics", "create"]
     assert container("web")["args"] == ["web"]
     for component in pods():
@@ -239,12 +240,13 @@ def test_all_pods_have_valid_settings_and_the_image_knows_their_arguments(settin
             "DELAYLINE_CONFIG"
         ] == "/etc/delayline/delayline.toml"
         assert {"name": "settings", "mountPath": "/etc/delayline"} in own["volumeMounts"]
-    assert settings.release.processes == 0
+    assert (settings.release.processes, settings.forward.processes, settings.forward.is_on) == (0, 0, True)
     assert settings.spark.options["spark.kubernetes.driver.pod.name"] == "from-the-pod"
 
 
 def test_probes_ask_where_the_processes_answer(settings: Settings) -> None:
-    for component, address in (("job", settings.monitor.job), ("release", settings.monitor.release)):
+    for component in ("job", "release", "forward"):
+        address = getattr(settings.monitor, component)
         ports = {port["name"]: port["containerPort"] for port in container(component)["ports"]}
         assert address == f"0.0.0.0:{ports['monitor']}"
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -252,18 +254,20 @@ def test_probes_ask_where_the_processes_answer(settings: Settings) -> None:
             assert container(component)[probe]["httpGet"]["path"] in ("/healthz", "/readyz")
 
 
-def test_the_page_asks_the_job_and_the_release_processes_through_their_services() -> None:
+def test_the_page_asks_all_processes_through_their_services() -> None:
     environ = {each["name"]: each["value"] for each in container("web")["env"]}
     settings = load_settings(BASE / "delayline.toml", environ=environ)
     name, _, port = settings.monitor.job.rpartition(":")
     assert port in {str(each["port"]) for each in manifest("Service", name)["spec"]["ports"]}
-    (release,) = settings.monitor.process_addresses
-    name, _, port = release.rpartition(":")
-    service = manifest("Service", name)["spec"]
-    # Its name stands for the pods themselves.
-    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
-    assert port in {str(each["port"]) for each in service["ports"]}
-    assert port == settings.monitor.release.rpartition(":")[2]
+    assert len(settings.monitor.process_addresses) == 2
+    for component, address in zip(("release", "forward"), settings.monitor.process_addresses, strict=True):
+        name, _, port = address.rpartition(":")
+        service = manifest("Service", name)["spec"]
+        assert service["selector"]["app.kubernetes.io/component"] == component
+        # Its name stands for the pods themselves.
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+        assert port in {str(each["port"]) for each in service["ports"]}
+        assert port == getattr(settings.monitor, component).rpartition(":")[2]
     # What a proxy of kubectl brings comes from the pod's own host; nothing else reaches the page without a token.
     assert settings.web.address.startswith("127.0.0.1:")
 

@@ -271,16 +271,18 @@ def test_an_unreachable_broker_gives_exit_code_1_with_its_address(monkeypatch: p
 
 
 def _stops(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
-    """End a release process that runs, and return its log."""
+    """End a process that runs, and return its log."""
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
     return stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_release_process_goes_on_until_a_signal(prepared: Settings, number: int) -> None:
-    process = start("release", "--name", "north", *options(prepared))
+@pytest.mark.parametrize(
+    ("command", "number"), [("release", signal.SIGTERM), ("release", signal.SIGINT), ("forward", signal.SIGTERM)]
+)
+def test_a_release_process_or_a_forwarder_goes_on_until_a_signal(prepared: Settings, command: str, number: int) -> None:
+    process = start(command, "--name", "north", *options(prepared))
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"

@@ -23,7 +23,9 @@ from sinks.release.shard import Backlog
 from state.buckets.segments import Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from state.due_spans import DueRun
+from streaming.forward.counts import ForwardCounts
 from streaming.monitor.estimate import MutableDues
+from streaming.monitor.forward_metrics import ForwardMetrics
 from streaming.monitor.held_input import HeldInput, PartitionEnd
 from streaming.monitor.job_metrics import JobCounts, JobMetrics, StepFailures, TableState
 from streaming.monitor.release_metrics import ReleaseMetrics
@@ -63,7 +65,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
-    """The labels of each sample that a job and a release process answer, once they have done something."""
+    """The labels of each sample that a job, a release process and a forwarder answer, once they have done something."""
     counts = JobCounts()
     bounds = {0: MutableDues([DueRun(1, 1, 1)], bytes=1)}
     counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
@@ -80,7 +82,11 @@ def labels() -> dict[str, set[str]]:
     shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position(at_ms=1), releasing=True)
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
     held = HeldInput(lambda asked: {each: PartitionEnd(1, 2) for each in asked}, lambda: {"in": {"0": 1}})
-    collectors = JobMetrics(counts, held), ReleaseMetrics(cast(Any, process))
+    forwarded = ForwardCounts()
+    forwarded.claimed(0, 1, 1)
+    lane = SimpleNamespace(is_reading=True, is_idle=False, behind=1)
+    forwarder = SimpleNamespace(counts=forwarded, lanes={0: lane}, group=SimpleNamespace(numbers={0, 1}))
+    collectors = JobMetrics(counts, held), ReleaseMetrics(cast(Any, process)), ForwardMetrics(cast(Any, forwarder))
     registries = [registry_of(collector) for collector in collectors]
     # The first scrape has the brokers asked.
     assert_eventually(lambda: any(family.samples for family in held.collect()))
@@ -191,7 +197,7 @@ def test_each_metric_is_on_a_panel_or_in_a_rule_but_for_details(labels: dict[str
     shown = {name for _, expression in expressions() for name in _METRIC.findall(expression)}
     families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in shown}
     details = {"sealed_segments", "table_files", "merging_seconds_total", "last_due_timestamp_seconds"}
-    details.add("maintenance_failures_total")
+    details |= {"maintenance_failures_total", "lane_last_claim_timestamp_seconds"}
     known = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in labels}
     assert known - families == {f"delayline_{name}" for name in details}
 

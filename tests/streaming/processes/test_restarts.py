@@ -58,6 +58,18 @@ def test_an_error_that_comes_again_and_again_needs_an_operator(
         processes.check()
 
 
+def test_a_forwarder_that_fails_again_and_again_is_tried_every_minute_and_ends_nothing(clock: _Clock) -> None:
+    processes = Processes(load_settings(None, [], environ={}), {Kind.FORWARD: 1})
+    assert ends(processes, clock, lambda: TopicMissing("no"), most_s=1_000) >= 1_000
+    processes.check()
+    (process,) = processes._processes
+    assert process.next_start_s == clock.now_s + 60
+    # One that has run for a while begins anew.
+    clock.now_s += 600
+    processes._count(process, ProcessFailed("killed"), is_error=False)
+    assert process.next_start_s == clock.now_s
+
+
 def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: Processes, clock: _Clock) -> None:
     def away() -> DelaylineError:
         return BrokerUnreachable("nobody answers")
