@@ -16,6 +16,7 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.group.groups import forward_group, release_group
 from sinks.internal_topics.lease import HeldLease, read_lease
+from sinks.internal_topics.position import read_position
 from sinks.internal_topics.progress import announce_origin
 from sinks.lanes.deletion import delete_claims
 from sinks.lanes.opening import open_lanes
@@ -100,6 +101,8 @@ def _take_lane(settings: Settings) -> None:
     known = {topic: [found] for topic, found in ids.items()}
     own = batch_settings_from(settings, counts, range(shards), _ORIGIN, input_ids=known)
     options = librdkafka_options(settings.kafka)
+    # Whether forwarders have ever taken anything.
+    read_position(options, settings.position_topic, 0)
     open_lanes(settings, Terms(_EPOCH, 1, own), {}, ids, lambda: None)
     with closing(LaneWriter(settings, options, 0)) as writer:
         writer.write(Claim(_EPOCH))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AclOperation
@@ -16,6 +17,7 @@ from conf.settings import Settings
 from sinks.release.process import ReleaseProcess
 from sources.publisher import Publisher
 from sources.subscriber import Subscriber
+from streaming.forward.process import ForwardProcess
 from streaming.local.broker import EmbeddedBroker
 from tests.documented_rights import documented_rights
 from tests.strict_broker import USERS, Allow, LogInAs
@@ -23,14 +25,14 @@ from tests.system.in_process.job import JobInProcess
 
 
 @contextmanager
-def released(settings: Settings) -> Iterator[None]:
-    """Run a release process, which must not fail."""
+def running(make: Callable[[Settings, str], Any], settings: Settings) -> Iterator[None]:
+    """Run a release process or a forwarder, which must not fail."""
     ended = threading.Event()
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            ReleaseProcess(settings, "release-1").run(lambda _: ended.is_set())
+            make(settings, "north").run(lambda _: ended.is_set())
         except BaseException as failure:  # noqa: BLE001 - the test raises it
             failures.append(failure)
 
@@ -56,7 +58,14 @@ def test_the_documented_rights_are_enough_for_the_whole_service_and_the_job_need
     restored_signal_handlers: None,
     tmp_path: Path,
 ) -> None:
-    more = [*names, "release.processes=0", "clock.horizon=2s", f"storage.path={tmp_path}"]
+    more = [
+        *names,
+        "release.processes=0",
+        "forward.processes=0",
+        "forward.elsewhere=true",
+        "clock.horizon=2s",
+        f"storage.path={tmp_path}",
+    ]
     overrides = {user: [*more, *log_in_as(user)] for user in USERS}
     settings = {user: load_settings(None, overrides[user], environ={}) for user in USERS}
     for right in documented_rights(settings["job"]):
@@ -78,7 +87,8 @@ def test_the_documented_rights_are_enough_for_the_whole_service_and_the_job_need
 
     def receive() -> None:
         with (
-            released(settings["release"]),
+            running(ReleaseProcess, settings["release"]),
+            running(ForwardProcess, settings["forward"]),
             Subscriber(settings["subscriber"], topics.output, from_beginning=True) as subscriber,
         ):
             (record,) = subscriber.records(count=1, timeout_ms=60_000)
