@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conf.failpoints import POINTS, RELEASE_POINTS, VARIABLE
+from conf.failpoints import FORWARD_POINTS, LANE_POINTS, POINTS, RELEASE_POINTS, VARIABLE
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
@@ -22,6 +22,8 @@ _PASSING = {
     "ring-fencing": 5,
     "transaction-filled": 4,
     "transaction-ended": 3,
+    "near-filled": 3,
+    "near-claimed": 3,
 }
 # Many small buckets, which are merged as soon as there are two.
 _FEW = ("bucket.fan_in=2", "bucket.max_messages=5", "limits.messages_per_trigger=60")
@@ -35,6 +37,10 @@ _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("shards-assigned", "ring-fencing", "position-read"): ((), 20_000),
     # So long that buckets wait, however long a start takes.
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),
+    # Of the forwarder, which takes the others with it.
+    ("lanes-assigned", "lane-opened", "near-filled", "near-claimed"): ((), 20_000),
+    # Of a job whose lanes have no forwarder.
+    ("lane-fenced", "lane-claimed"): (("forward.processes=0", "forward.elsewhere=true"), 20_000),
 }
 # The same with messages that are cancelled and replaced. Those that a release process takes back are handed over long
 # before they are due.
@@ -46,17 +52,20 @@ _MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("transaction-ended", "shards-assigned", "ring-fencing", "position-read"): (("clock.horizon=15s",), 30_000),
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),
 }
-# The row of `make test`. The demo kills the driver as well.
-_ALWAYS = {("cancelled", "transaction-filled")}
-# That shards are revoked takes a second process: tests/system/test_release.py.
+# The rows of `make test`. The demo kills the driver as well.
+_ALWAYS = {("cancelled", "transaction-filled"), ("lanes-assigned", "lane-opened", "near-filled", "near-claimed")}
+# That shards are revoked takes a second process: tests/system/test_release.py. So it does with lanes:
+# tests/streaming/forward/test_process.py.
 _ELSEWHERE = {"cleaning", "shards-revoked"}
+_OF_LANES = FORWARD_POINTS.keys() | LANE_POINTS.keys()
 
 
 def test_the_matrix_has_every_point() -> None:
     for matrix, not_in_it in ((_MATRIX, {"cancelled"}), (_MATRIX_WITH_ASKS, {"recovering"})):
-        points = [point for points in matrix for point in points]
+        points = [point for points in matrix for point in points if point not in _OF_LANES]
         # Without asks, no batch passes `cancelled`; and before a start has recovered, nobody looks for an ask.
         assert sorted([*points, *_ELSEWHERE, *not_in_it]) == sorted(POINTS | RELEASE_POINTS)
+    assert {point for points in _MATRIX for point in points} >= _OF_LANES - {"lanes-revoked"}
 
 
 def _rows(matrix: Iterable[tuple[str, ...]]) -> list[Any]:
