@@ -37,10 +37,8 @@ def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int
     TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
     """
     terms = read_terms(settings, librdkafka_options(settings.kafka))
-    if terms is None:
-        return {}
     # 1. Write terms.
-    if terms.lanes:
+    if terms is not None and terms.lanes:
         write_terms(settings, replace(terms, lanes=0), check_lease)
     # 2. Fence.
     check_lease()

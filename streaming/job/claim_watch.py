@@ -103,12 +103,13 @@ class ClaimWatch:
             self._claims.forget_below(_id(span, topic), number, start)
         self._is_urgent = False
         self._waited.clear()
-        self._read(0)
-        while undecided := self._undecided(span, read):
+        while True:
             try:
+                self._read(_POLL_S if self._waited else 0)
+                if not (undecided := self._undecided(span, read)):
+                    break
                 for lane, ends in self._still(undecided).items():
                     self._take_over(lane, span, ends)
-                self._read(_POLL_S)
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
         failpoint("claims-read")
@@ -169,6 +170,11 @@ class ClaimWatch:
             self._claims.add(claim)
             self._newest[lane] = claim
             self._is_urgent |= claim.is_urgent
+            writer = self._writers.get(lane)
+            # Not one from before the job took the lane.
+            if writer is not None and claim.owner != JOB and writer.claim is not None and claim.follows(writer.claim):
+                log.info("lane %d has a forwarder again", lane)
+                self._writers.pop(lane).close()
 
     def _undecided(self, span: BatchSpan, read: Ranges) -> dict[Source, int]:
         """Return up to which offsets claims must decide, but do not. Note since when they are where they are."""
