@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Producer
 
 from conf.errors import TopicMismatch, TopicMissing
 from conf.kafka.client_log import client_log
@@ -63,9 +63,12 @@ class _Reports:
 
     def __init__(self) -> None:
         self.failure: KafkaError | None = None
+        self.stamp_ms: int | None = None
 
     def delivered(self, error: KafkaError | None, message: Any) -> None:
-        """Store a record's failure, if it is one; for the producer's `on_delivery`."""
+        """Store a record's failure, or the broker's stamp on it, if it has one; for the producer's `on_delivery`."""
+        if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
+            self.stamp_ms = message.timestamp()[1]
         # What follows the first failure is its consequence.
         if error is not None and self.failure is None and error.code() not in _CONSEQUENCES:
             self.failure = KafkaError(error.code(), f"{message.topic()}/{message.partition()}: {error.str()}")
@@ -113,6 +116,11 @@ class LogProducer:
                 "transaction.timeout.ms": str(timeout_ms),
             }
         )
+
+    @property
+    def stamp_ms(self) -> int | None:
+        """The broker's stamp on its newest record with one (epoch ms), committed or not; None if there is none."""
+        return self._reports.stamp_ms
 
     def open(self) -> None:
         """Fence earlier producers with this transactional id, and end their open transaction.

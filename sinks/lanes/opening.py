@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaException
 
-from conf.errors import DeliveryFailed
+from conf.errors import BrokerUnreachable, DeliveryFailed
+from conf.kafka.error_codes import is_outage
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.claims_search import count_lanes
@@ -102,4 +103,5 @@ def _fence_all(settings: Settings) -> dict[int, LaneWriter]:
         with ThreadPoolExecutor(max_workers=_OPENED_AT_A_TIME) as threads:
             return dict(enumerate(threads.map(fence, range(lanes))))
     except KafkaException as problem:
-        raise DeliveryFailed(f"earlier owners of lanes could not be fenced: {problem}") from problem
+        kind = BrokerUnreachable if is_outage(problem.args[0]) else DeliveryFailed
+        raise kind(f"earlier owners of lanes could not be fenced: {problem}") from problem

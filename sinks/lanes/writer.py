@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -65,14 +65,28 @@ class LaneWriter:
         """Whether the last commit may have been sent twice."""
         return self._producer.is_spent
 
-    def write(self, claim: Claim, chunks: Mapping[int, Sequence[pa.Table]] = _NO_CHUNKS) -> None:
+    def write(
+        self,
+        claim: Claim,
+        chunks: Mapping[int, Sequence[pa.Table]] = _NO_CHUNKS,
+        check_stamp: Callable[[int], None] = lambda stamp_ms: None,
+    ) -> None:
         """Write messages by shard, in chunks in delivery order, and the lane's next claim in one transaction.
+
+        `check_stamp` is called with the broker's stamp on the claim (epoch ms) before the commit. What it raises leaves
+        nothing committed.
 
         Raises LaneTaken, now and each time after; TopicMissing, TopicMismatch or RightMissing for a topic that is gone,
         has too few partitions or may not be written to; KafkaException for other errors.
         """
+
+        def before_commit() -> None:
+            failpoint("near-filled")
+            if (stamp_ms := self._producer.stamp_ms) is not None:
+                check_stamp(stamp_ms)
+
         try:
-            self._producer.write(self._records(claim, chunks), lambda: failpoint("near-filled"))
+            self._producer.write(self._records(claim, chunks), before_commit)
         except ProducerFenced as problem:
             raise LaneTaken(f"lane {self.lane} has another owner") from problem
         self.claim = claim

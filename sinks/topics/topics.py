@@ -143,7 +143,8 @@ def check_topics(settings: Settings, all_outputs: bool = False) -> dict[str, int
             )
         _check_shards(admin, settings, counts)
         _check_policy(admin, settings.lease_topic)
-        _check_stamps(admin, settings.lease_topic)
+        for topic in (settings.lease_topic, settings.claims_topic):
+            _check_stamps(admin, topic)
         check_records(admin, settings)
     return counts
 
@@ -394,11 +395,11 @@ def _check_policy(admin: KafkaAdminClient, name: str, allowed: str = "compact") 
         )
 
 
-def _check_stamps(admin: KafkaAdminClient, lease_topic: str) -> None:
-    """Raise TopicMismatch if heartbeats of the lease do not have the broker's time."""
-    config = topic_configs(admin, [lease_topic], _BROKER_STAMPS.keys())[lease_topic]
+def _check_stamps(admin: KafkaAdminClient, topic: str) -> None:
+    """Raise TopicMismatch if heartbeats of the lease, or claims, do not have the broker's time."""
+    config = topic_configs(admin, [topic], _BROKER_STAMPS.keys())[topic]
     if wrong := [f"{key}={config[key]}" for key, value in _BROKER_STAMPS.items() if config[key] != value]:
         raise TopicMismatch(
-            f"topic {lease_topic} has {wrong[0]}, so that the job cannot compare its clock with the broker's: set "
+            f"topic {topic} has {wrong[0]}, so that no clock can be compared with the broker's: set "
             "message.timestamp.type=LogAppendTime (kafka-configs.sh --alter)"
         )

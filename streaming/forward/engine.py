@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from conf.errors import BrokerUnreachable
+from conf.errors import BrokerUnreachable, ClockAhead
 from conf.failpoints import failpoint
+from conf.instants import instant
 from conf.kafka.client_log import client_log
 from conf.kafka.error_codes import FENCED
 from conf.kafka.rights import is_refusal, right_missing
@@ -223,10 +226,23 @@ class LaneForwarder:
         chunks = {
             shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
-        writer.write(claim, chunks)
+        writer.write(claim, chunks, partial(self._check_clock, clock_ms))
         failpoint("near-claimed")
         lane.claimed(claim)
         self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
+
+    def _check_clock(self, clock_ms: int, stamp_ms: int) -> None:
+        """Raise ClockAhead if this host showed `clock_ms` before the broker stamped a record by `stamp_ms`, far less.
+
+        Release processes of this host would let messages out long before they are due.
+        """
+        limit_ms = self._settings.clock.skew_limit
+        if clock_ms - stamp_ms > limit_ms:
+            raise ClockAhead(
+                f"this host's clock shows {instant(clock_ms)}, and the broker's clock {instant(stamp_ms)}; "
+                f"clock.skew_limit is {timedelta(milliseconds=limit_ms)}. Set right which of them is wrong. Forwarders "
+                "take nothing by that clock"
+            )
 
     def _consumer(self) -> Consumer:
         return Consumer(

@@ -208,23 +208,28 @@ def offsets_after(
     """
     # All that was planned may be deleted since, and a topic that was made anew may end before.
     counts = {
-        partition: max(0, end - starts.get(partition, 0) - len(taken.get(partition, ())))
+        partition: max(0, end - (start := starts.get(partition, 0)) - _count(taken.get(partition), start, end))
         for partition, end in ends.items()
     }
     total = sum(counts.values())
     if total <= room:
         return {}
     return {
-        partition: _offset_after(room * count // total, starts.get(partition, 0), taken.get(partition, BitMap64()))
+        partition: _offset_after(room * count // total, starts.get(partition, 0), taken.get(partition))
         for partition, count in counts.items()
         if count
     }
 
 
-def _offset_after(count: int, start: int, taken: BitMap64) -> int:
+def _count(taken: BitMap64 | None, start: int, end: int) -> int:
+    """Return how many offsets from `start` on and below `end` are `taken`."""
+    return 0 if taken is None else taken.range_cardinality(start, end)
+
+
+def _offset_after(count: int, start: int, taken: BitMap64 | None) -> int:
     """Return the offset after the first `count` from `start` on that are not `taken`."""
     offset = start + count
-    while (further := start + count + (taken.rank(offset - 1) if offset else 0)) != offset:
+    while (further := start + count + _count(taken, start, offset)) != offset:
         offset = further
     return offset
 

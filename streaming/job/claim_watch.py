@@ -145,7 +145,8 @@ class ClaimWatch:
             f"{topic}/{number} (from {position} up to {end})"
             for topic, own in read.items()
             for number, end in own.items()
-            if topic in ids and (position := self._claims.position(ids[topic][-1], int(number))) < end
+            # A partition in which nothing was there to be read has no claims.
+            if topic in ids and 0 < (position := self._claims.position(ids[topic][-1], int(number))) < end
         ]
         if lacking:
             raise CheckpointMismatch(
@@ -163,10 +164,14 @@ class ClaimWatch:
         for lane, claim in self._reader.read(timeout_s):
             last = self._newest.get(lane)
             if last is not None and not claim.follows(last):
-                raise CheckpointMismatch(
-                    f"claims of lane {lane} are missing in {self._settings.claims_topic}: what forwarders took is "
-                    f"not known. {last} is followed by {claim}. {LOST_CLAIMS_REMEDY}"
+                lost = (
+                    f"claims of lane {lane} are missing in {self._settings.claims_topic}: what forwarders took is not "
+                    f"known. {last} is followed by {claim}"
                 )
+                if self._lanes:
+                    raise CheckpointMismatch(f"{lost}. {LOST_CLAIMS_REMEDY}")
+                # The operator has chosen that it may come twice.
+                log.warning("%s. It may come twice", lost)
             self._claims.add(claim)
             self._newest[lane] = claim
             self._is_urgent |= claim.is_urgent
@@ -203,7 +208,9 @@ class ClaimWatch:
         """
         writer = self._writers.pop(lane, None)
         if writer is None or writer.is_spent:
-            if writer is None:
+            if writer is not None:
+                writer.close()
+            else:
                 log.warning(
                     "batch %d: no forwarder decides lane %d, such as %s/%d; the job takes it over",
                     span.batch_id, lane, *next(iter(ends)),

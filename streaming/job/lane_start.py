@@ -16,7 +16,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from conf.errors import CheckpointMismatch
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch
+from conf.kafka.error_codes import is_outage
 from conf.kafka.options import librdkafka_options
 from conf.settings import ForwardSettings, Settings
 from sinks.internal_topics.lease import HeldLease
@@ -88,11 +91,20 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
 
     Raises CheckpointMismatch if the claims topic has lost what a start needs; BrokerUnreachable, ApplicationHeld.
     """
+    try:
+        return _start_lanes(settings, state, lease)
+    except KafkaException as problem:
+        if not is_outage(problem.args[0]):
+            raise
+        raise BrokerUnreachable(f"the lanes of forwarders cannot be read: {problem}") from problem
+
+
+def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> ClaimWatch:
     terms = read_terms(settings, librdkafka_options(settings.kafka))
     newest, origin = state.settings_history.newest, state.checkpoint.origin
     read = state.checkpoint.read_offsets() if state.planned is not None else origin.offsets
     wanted = Terms(origin.epoch, origin.shards if settings.forward.is_on else 0, newest)
-    if wanted.lanes and terms is None and _had_forwarders(settings):
+    if wanted.lanes and terms is None and state.planned is not None and _had_forwarders(settings):
         raise CheckpointMismatch(
             f"{settings.claims_topic} has no terms, although forwarders have taken messages: it was created again, and "
             f"they would deliver again what they have taken. {LOST_CLAIMS_REMEDY}"

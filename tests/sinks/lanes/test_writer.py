@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from conf.errors import CheckpointMismatch, TopicMismatch
+from conf.errors import CheckpointMismatch, ClockAhead, TopicMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.transactional_ids import transactional_id
@@ -49,6 +50,22 @@ def test_messages_and_the_claim_on_them_are_committed_together(
     assert [Claim.from_bytes(record.value() or b"") for record in records] == [first, second]
     assert open_writer().claim == second
     assert open_writer(1).claim is None
+
+
+def test_what_is_refused_by_the_brokers_stamp_is_not_committed(
+    broker: EmbeddedBroker, settings: Settings, open_writer: Open
+) -> None:
+    writer, stamps_ms = open_writer(), list[int]()
+    writer.write(first := claim(None, 5, 1), {0: [chunk(1)]}, stamps_ms.append)
+    assert abs(stamps_ms[0] - time.time() * 1000) < 60_000
+
+    def refuse(stamp_ms: int) -> None:
+        raise ClockAhead(str(stamp_ms))
+
+    with pytest.raises(ClockAhead):
+        writer.write(claim(first, 6, 5), {0: [chunk(5)]}, refuse)
+    assert open_writer().claim == first
+    assert near(broker, settings) == {0: [1]}
 
 
 def test_the_next_owner_fences_the_one_before_and_knows_its_newest_claim(open_writer: Open) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 from pyspark.sql import Row
 
 from conf.settings import Settings
@@ -39,6 +40,18 @@ def test_as_many_records_are_taken_in_as_there_is_room_for(
     taken_in = {partition: offset - starts.get(partition, 0) for partition, offset in offsets.items()}
     assert all(0 <= taken_in[partition] <= counts[partition] for partition in taken_in)
     assert max(0, room - len(taken_in)) < sum(taken_in.values()) + 1 <= room + 1
+
+
+@given(st.integers(0, 20), st.sets(st.integers(0, 40)), st.integers(0, 40))
+def test_records_that_forwarders_took_need_no_room(start: int, taken: set[int], room: int) -> None:
+    end = start + 20
+    # Also such as were deleted since, and lie before the start.
+    offsets = offsets_after(room, {"0": start}, {"0": end}, {"0": BitMap64(taken)})
+    left = [offset for offset in range(start, end) if offset not in taken]
+    if len(left) <= room:
+        assert offsets == {}
+    else:
+        assert [offset for offset in left if offset < offsets["0"]] == left[:room]
 
 
 @dataclass
