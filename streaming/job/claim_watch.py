@@ -154,6 +154,23 @@ class ClaimWatch:
                 f"again what they have taken. {LOST_CLAIMS_REMEDY}"
             )
 
+    def check_ends(self, ends: Mapping[Source, int], ids: InputIds) -> None:
+        """Raise CheckpointMismatch if claims are about records behind the `ends` of input partitions.
+
+        New records there have the offsets of lost ones, and would count as taken.
+        """
+        lost = [
+            f"{topic}/{number} ends at offset {end}, and forwarders have read up to {position}"
+            for (topic, number), end in ends.items()
+            if topic in ids and (position := self._claims.position(ids[topic][-1], number)) > end
+        ]
+        if lost:
+            raise CheckpointMismatch(
+                f"{'; '.join(lost)}: the topic has lost its newest records, and new ones would count as taken. "
+                "Delete the topic, create it again, and start with topics.skip_expired=true; publish again what nobody "
+                "has read of it"
+            )
+
     def close(self) -> None:
         """Close the clients."""
         for writer in self._writers.values():

@@ -124,6 +124,7 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
     watch = ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids, lease.check_now)
     if stay_open:
         watch.check_complete(read, newest.input_ids)
+    watch.check_ends({source: end for source, (_, end) in input_bounds(settings).items()}, newest.input_ids)
     return watch
 
 
