@@ -71,8 +71,8 @@ def _expect_the_rest_to_wait(job: JobInProcess, ledger: Ledger) -> None:
     status = json.loads(job.command("status", "--format", "json").stdout)
     left = ledger.sent.keys() - {record.id for record in list(ledger.got)}
     assert shown <= left
-    # Of what no batch has read, forwarders have delivered some.
-    assert len(left - shown) <= status["input_lag"]["total"] < 20
+    # Of what is read again, forwarders have delivered some. It is the last wave of messages at the most.
+    assert len(left - shown) <= status["input_lag"]["total"] <= 200
     assert status["waiting"]["total"] == sum(status["due"].values()) == len(shown)
 
 
