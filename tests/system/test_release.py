@@ -18,7 +18,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.release_processes import release_children
+from benchmarks.release_processes import is_forwarder, is_release, release_children
 from conf.failpoints import ROOT_VARIABLE, VARIABLE
 from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
@@ -148,7 +148,8 @@ def test_a_job_whose_processes_all_get_sigterm_finishes_its_batch_and_ends_witho
 def test_after_the_kill_of_the_driver_its_release_processes_go_on_until_nothing_is_left(
     application: Application, make_service: MakeService
 ) -> None:
-    service, ledger = make_service(_HORIZON)
+    # A forwarder would go on as well, and the release process for as long.
+    service, ledger = make_service(_HORIZON, "forward.processes=0")
     service.environment = {"SPARK_LOCAL_DIRS": str(application.folder)}
     service.start()
     driver = psutil.Process(service.pid)
@@ -192,6 +193,34 @@ def test_a_job_that_is_restarted_goes_on_with_the_release_processes_of_the_kille
     assert f"release process {socket.gethostname()}-job-0 is {release.pid}, which" in service.log
     assert service.stop() == 0, service.log[-3000:]
     assert not runs(release), "the release process outlives the job"
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+def test_what_is_published_after_the_kill_of_the_driver_goes_out_and_a_restarted_job_goes_on_with_all_processes(
+    application: Application, make_service: MakeService
+) -> None:
+    service, ledger = make_service(_HORIZON)
+    service.start()
+    driver = psutil.Process(service.pid)
+    processes = [each for each in driver.children() if is_release(each) or is_forwarder(each)]
+    assert len(processes) == 2
+    driver.kill()
+    driver.wait()
+    for number in range(100):
+        key, delay_ms = f"k{number % 7}".encode(), number * 50
+        after = ("deliver-after", f"{delay_ms}ms".encode())
+        ledger.publish(
+            application.input, b"%d" % number, [after], key=key, output=application.output, delay_ms=delay_ms
+        )
+    # Nobody but the orphans is there.
+    ledger.wait_for_all(30)
+    service.start()
+    publish_mixed(ledger, application, 100, seed=2, longest_ms=8_000)
+    ledger.verify_after_outage(60)
+    assert all(map(runs, processes))
+    assert service.stop() == 0, service.log[-3000:]
+    assert not any(map(runs, processes)), "a process outlives the job"
 
 
 def _handed_over(application: Application) -> int:
