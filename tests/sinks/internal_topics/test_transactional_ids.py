@@ -22,7 +22,9 @@ def _ids(application_id: str) -> set[str]:
     """Return the ids of some producers of an application, of each kind."""
     hand_over = {transactional_id(application_id, shard) for shard in _NUMBERS}
     rings = {ring_id(application_id, shard, number) for shard in _NUMBERS for number in _NUMBERS}
-    return hand_over | rings | {transactional_id(application_id, name) for name in ("lease", "origin", "resend")}
+    lanes = {transactional_id(application_id, "forward", lane) for lane in _NUMBERS}
+    names = ("lease", "origin", "resend", "terms")
+    return hand_over | rings | lanes | {transactional_id(application_id, name) for name in names}
 
 
 @given(_APPLICATIONS, _APPLICATIONS, _ENDINGS, _ENDINGS)
