@@ -63,7 +63,8 @@ def test_a_configuration_that_may_not_be_described_is_named_with_the_permission(
         with pytest.raises(RightMissing, match=rf"policy of {guest.progress_topic}: .* DescribeConfigs there"):
             command(guest)
     # The topics with a partition for each shard are checked first.
-    allow([guest.progress_topic, guest.ready_topic, guest.position_topic], AclOperation.DESCRIBE_CONFIGS)
+    sharded = [guest.progress_topic, guest.ready_topic, guest.position_topic, guest.near_topic, guest.claims_topic]
+    allow(sharded, AclOperation.DESCRIBE_CONFIGS)
     with pytest.raises(RightMissing, match=rf"of {guest.lease_topic}: .* DescribeConfigs there"):
         check_topics(guest)
     with pytest.raises(RightMissing, match=rf"retention\.ms, .* of {guest.topics.input[0]}: .* DescribeConfigs there"):
@@ -142,7 +143,7 @@ def test_a_topic_without_write_permission_is_named_and_messages_are_released_onc
 ) -> None:
     topics = {role: getattr(owner.topics, role) for role in ("output", "dead_letter")}
     topics["position"] = owner.position_topic
-    allow([*topics.values(), owner.ready_topic], *_SEE)
+    allow([*topics.values(), owner.ready_topic, owner.near_topic], *_SEE)
     allow([topic for role, topic in topics.items() if role != barred], AclOperation.WRITE)
     ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
     allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
@@ -176,7 +177,7 @@ def test_a_topic_that_a_publisher_named_without_write_permission_stops_nothing_a
     side, output = f"{owner.application_id}-side", owner.topics.output
     create_topics(strict, NewTopic(side, 1, 1))
     topics = [output, owner.topics.dead_letter, owner.position_topic]
-    allow([*topics, owner.ready_topic], *_SEE)
+    allow([*topics, owner.ready_topic, owner.near_topic], *_SEE)
     allow(topics, AclOperation.WRITE)
     allow([side], *granted)
     ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
@@ -209,7 +210,7 @@ def test_a_dead_letter_topic_without_write_permission_is_named_when_a_message_is
     strict: EmbeddedBroker, owner: Settings, guest: Settings, allow: Allow
 ) -> None:
     topics = [owner.topics.output, owner.position_topic]
-    allow([*topics, owner.ready_topic, owner.topics.dead_letter], *_SEE)
+    allow([*topics, owner.ready_topic, owner.near_topic, owner.topics.dead_letter], *_SEE)
     allow(topics, AclOperation.WRITE)
     ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
     allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
