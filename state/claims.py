@@ -22,6 +22,7 @@ from pyroaring import BitMap, BitMap64
 
 from conf.errors import CheckpointMismatch
 from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat, Value
 
@@ -51,7 +52,7 @@ class Terms:
         """Kafka's id of each input topic that the batches read."""
         # Those of former input topics are kept, which are not among the job's own topics any more, or are its outputs.
         own = {*self.settings.forbidden_outputs} - {self.settings.dead_letter, self.settings.results}
-        return {topic: ids[-1] for topic, ids in self.settings.input_ids.items() if topic in own}
+        return {topic: known for topic, known in newest_ids(self.settings.input_ids).items() if topic in own}
 
     def to_bytes(self) -> bytes:
         """Return the value of a record of terms."""

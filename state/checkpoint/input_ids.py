@@ -10,6 +10,11 @@ from collections.abc import Collection, Mapping
 from state.checkpoint.origin import InputIds, Offsets
 
 
+def newest_ids(known: InputIds) -> dict[str, str]:
+    """Return the last known id of each topic: that of the topic which the job reads."""
+    return {topic: ids[-1] for topic, ids in known.items()}
+
+
 def recreated(known: InputIds, present: Mapping[str, str]) -> list[str]:
     """Return the topics, in order of their names, whose `present` id is not the last known one."""
     return sorted(topic for topic, own in present.items() if topic in known and known[topic][-1] != own)

@@ -21,6 +21,7 @@ from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.lanes.claims_reader import ClaimsReader
 from sinks.lanes.writer import LaneTaken, LaneWriter
+from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan
 from state.claims import JOB, Claim, Claims, lane_of
@@ -68,7 +69,7 @@ class ClaimWatch:
         self._options = librdkafka_options(settings.kafka)
         self._claims = Claims(epoch)
         # Not of former input topics, of which nobody reads anything: all claims would be about more than is read.
-        own = {topic: known[-1] for topic, known in ids.items() if topic in settings.topics.input or topic in read}
+        own = {topic: own for topic, own in newest_ids(ids).items() if topic in settings.topics.input or topic in read}
         self._reader = ClaimsReader(settings, self._options, read, own, epoch)
         # The newest claim that was read of each lane.
         self._newest: dict[int, Claim] = {}
@@ -76,7 +77,7 @@ class ClaimWatch:
         self._writers: dict[int, LaneWriter] = {}
         # How far claims had decided the partitions that a batch has waited for last, and since when, by the monotonic
         # clock. By partition, since a lane's owner may read all others: from other brokers, or by other terms.
-        self._waited: dict[tuple[str, int], tuple[int, float]] = {}
+        self._waited: dict[Source, tuple[int, float]] = {}
         self._is_urgent = False
         # All that is there: a partition may have been in another lane, whose claims say more of it.
         self._read(0)

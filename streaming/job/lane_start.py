@@ -30,7 +30,7 @@ from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import input_bounds, offered_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.input_ids import with_present
+from state.checkpoint.input_ids import newest_ids, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.claims import Terms
 from streaming.checkpoint.recovery import Recovered, read_markers
@@ -116,8 +116,7 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
         write_terms(settings, wanted, lease.check_now)
     else:
         positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)
-        ids = {topic: known[-1] for topic, known in newest.input_ids.items()}
-        open_lanes(settings, wanted, positions, ids, lease.check_now)
+        open_lanes(settings, wanted, positions, newest_ids(newest.input_ids), lease.check_now)
     log.info(
         "%s", f"{wanted.lanes} lanes are open" if wanted.lanes else "forwarders are off: batches do all of the work"
     )

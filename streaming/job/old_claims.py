@@ -17,6 +17,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.deletion import delete_claims
 from sinks.topics.topics import input_bounds
+from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 
@@ -39,7 +40,7 @@ class OldClaims:
         """Begin to delete what nobody needs, if it is time. `span` is the batch that begins."""
         if time.monotonic() > self._begun_s + _EVERY_S and self._running.done():
             self._begun_s = time.monotonic()
-            ids = {topic: known[-1] for topic, known in span.input_ids.items()}
+            ids = newest_ids(span.input_ids)
             self._running = self._threads.submit(self._delete, span.origin.offsets, ids, span.origin.epoch)
 
     def close(self) -> None:
