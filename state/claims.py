@@ -20,18 +20,15 @@ import pydantic.dataclasses
 from pydantic import TypeAdapter
 from pyroaring import BitMap, BitMap64
 
-from conf.errors import CheckpointMismatch
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import Offsets
-from state.checkpoint.stored_json import STORED, RecordFormat, Value
+from state.checkpoint.stored_json import STORED, RecordFormat
 
 # The partition of the claims topic that has the terms.
 TERMS_PARTITION = 0
 # The owner of a lane that the job itself has taken.
 JOB = "the job"
-# How many bytes an error shows of a value that is not a claim.
-_SHOWN_BYTES = 80
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
@@ -61,7 +58,7 @@ class Terms:
     @staticmethod
     def from_bytes(value: bytes) -> Terms:
         """Read the value of a record of terms. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
-        return _read(_TERMS, value)
+        return _TERMS.read_of("claims", "a record of terms", value)
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
@@ -94,7 +91,7 @@ class Claim:
     @staticmethod
     def from_bytes(value: bytes) -> Claim:
         """Read the value of a claim record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
-        return _read(_CLAIM, value)
+        return _CLAIM.read_of("claims", "a claim", value)
 
     def position(self, topic: str, partition: int, topic_id: str) -> int:
         """Return the offset of the next undecided record; 0 of a topic that has another id than the claim knows."""
@@ -180,16 +177,6 @@ class Claim:
             due_before_ms=max(self.due_before_ms, due_before_ms),
             is_urgent=is_urgent,
         )
-
-
-def _read(stored: RecordFormat[Value], value: bytes) -> Value:
-    try:
-        return stored.read(value)
-    except ValueError as problem:
-        raise CheckpointMismatch(
-            f"the claims topic holds {value[:_SHOWN_BYTES]!r}, which is not {stored.name} of this Delayline version; "
-            "only Delayline may write to it"
-        ) from problem
 
 
 _CLAIM = RecordFormat(TypeAdapter(Claim), "a claim in the claims topic")

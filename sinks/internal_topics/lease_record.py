@@ -11,11 +11,7 @@ from datetime import UTC, datetime
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from conf.errors import CheckpointMismatch
 from state.checkpoint.stored_json import STORED, RecordFormat
-
-# How many bytes an error shows of a value that is not a lease.
-_SHOWN_BYTES = 80
 
 
 @dataclass(frozen=True, config=STORED)
@@ -59,13 +55,7 @@ class Lease:
     @staticmethod
     def from_bytes(value: bytes) -> Lease:
         """Read the value of a lease record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
-        try:
-            return _FORMAT.read(value)
-        except ValueError as problem:
-            raise CheckpointMismatch(
-                f"the lease topic holds {value[:_SHOWN_BYTES]!r}, which is not a lease of this Delayline version; "
-                "only Delayline may write to it"
-            ) from problem
+        return _FORMAT.read_of("lease", "a lease", value)
 
 
 _FORMAT = RecordFormat(TypeAdapter(Lease), "a record of the lease topic")

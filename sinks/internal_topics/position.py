@@ -16,14 +16,10 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from conf.errors import CheckpointMismatch
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey, count_before
-
-# How many bytes an error shows of a value that is not a position.
-_SHOWN_BYTES = 80
 
 
 @dataclass(frozen=True, config=STORED)
@@ -176,13 +172,7 @@ class Position:
     @staticmethod
     def from_bytes(value: bytes) -> Position:
         """Read the value of a position record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
-        try:
-            return _FORMAT.read(value)
-        except ValueError as problem:
-            raise CheckpointMismatch(
-                f"the position topic holds {value[:_SHOWN_BYTES]!r}, which is not a position of this Delayline "
-                "version; only Delayline may write to it"
-            ) from problem
+        return _FORMAT.read_of("position", "a position", value)
 
 
 _FORMAT = RecordFormat(TypeAdapter(Position), "a position in the position topic")

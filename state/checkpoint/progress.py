@@ -13,9 +13,6 @@ from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey
 
-# How many bytes an error shows of a value that is not a marker.
-_SHOWN_BYTES = 80
-
 
 @dataclass(frozen=True, config=STORED)
 class BatchSpan:
@@ -120,13 +117,7 @@ class Progress:
     @staticmethod
     def from_bytes(value: bytes) -> Progress:
         """Read the value of a marker record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
-        try:
-            return _FORMAT.read(value)
-        except ValueError as problem:
-            raise CheckpointMismatch(
-                f"the progress topic holds {value[:_SHOWN_BYTES]!r}, which is not a marker of this Delayline version; "
-                "only Delayline may write to it"
-            ) from problem
+        return _FORMAT.read_of("progress", "a marker", value)
 
 
 _FORMAT = RecordFormat(TypeAdapter(Progress), "a marker in the progress topic")

@@ -8,13 +8,15 @@ from typing import Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from conf.errors import FormatMismatch
+from conf.errors import CheckpointMismatch, FormatMismatch
 
 Value = TypeVar("Value")
 
 # Reading accepts exactly the types that were written, and no other keys.
 STORED = ConfigDict(strict=True, extra="forbid")
 _KEY = "format"
+# How many bytes an error shows of a value that is something else.
+_SHOWN_BYTES = 80
 
 
 def read_stored(adapter: TypeAdapter[Value], text: str | bytes) -> Value:
@@ -56,3 +58,16 @@ class RecordFormat(Generic[Value]):
                 "that wrote it"
             )
         return read_stored(self.adapter, json.dumps(fields))
+
+    def read_of(self, topic: str, what: str, value: bytes) -> Value:
+        """Read the value of a record of an internal topic, which only the service may write to.
+
+        `topic` and `what` it should be are for the error. Raises CheckpointMismatch if it is not that, FormatMismatch.
+        """
+        try:
+            return self.read(value)
+        except ValueError as problem:
+            raise CheckpointMismatch(
+                f"the {topic} topic holds {value[:_SHOWN_BYTES]!r}, which is not {what} of this Delayline version; "
+                "only Delayline may write to it"
+            ) from problem
