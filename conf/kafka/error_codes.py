@@ -42,6 +42,8 @@ FENCED = frozenset(
         KafkaError.INVALID_TXN_STATE,
     }
 )
+# Each call of a producer that was fenced once fails by the client's own code.
+FENCED_ONCE = FENCED | {KafkaError._FATAL}
 
 
 def is_of_client(error: KafkaError) -> bool:

@@ -16,7 +16,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from conf.errors import TopicMismatch, TopicMissing
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import NO_SIZE_LIMIT, OPEN_TIMEOUT_S, fatal_error_raised
-from conf.kafka.error_codes import FENCED
+from conf.kafka.error_codes import FENCED_ONCE
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions, is_refusal, write_barred
@@ -34,8 +34,6 @@ _SLOW_S = 5.0
 # Errors of records that failed because of another record, or with the transaction.
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-# Each call of a producer that was fenced once fails by the client's own code.
-_FENCED = FENCED | {KafkaError._FATAL}
 # The client's errors, without the topic's name, for a topic that is missing or barred, or a transaction that it failed.
 _OF_SOME_TOPIC = _NO_TOPIC | {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -146,7 +144,7 @@ class LogProducer:
                 self._write(records, before_commit)
         except KafkaException as problem:
             # The broker fences the producer of a transaction too that was open for too long.
-            if problem.args[0].code() in _FENCED and time.monotonic() < begun_s + self._timeout_s:
+            if problem.args[0].code() in FENCED_ONCE and time.monotonic() < begun_s + self._timeout_s:
                 self.is_fenced = True
                 raise ProducerFenced from problem
             if problem.args[0].code() in _OF_SOME_TOPIC:

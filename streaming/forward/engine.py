@@ -23,7 +23,7 @@ from conf.errors import BrokerUnreachable, ClockAhead
 from conf.failpoints import failpoint
 from conf.instants import instant
 from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import FENCED
+from conf.kafka.error_codes import FENCED_ONCE
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
@@ -53,8 +53,6 @@ _MOST_RECORDS = 4_000
 _MOST_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 1_000
 _END_TIMEOUT_S = 10.0
-# A writer that was fenced once says so by the client's own code.
-_FENCED = FENCED | {KafkaError._FATAL}
 # Errors of reading that pass: the next look at the inputs finds out whether the topic is there.
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
@@ -117,7 +115,7 @@ class LaneForwarder:
                 try:
                     self._forward()
                 except (KafkaException, BrokerUnreachable) as problem:
-                    if isinstance(problem, KafkaException) and problem.args[0].code() in _FENCED:
+                    if isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE:
                         raise LaneTaken(f"Kafka has ended a transaction of lane {self.lane}: {problem}") from problem
                     if not self._stopping.is_set():
                         self._retry.wait(problem)
