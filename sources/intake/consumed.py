@@ -1,7 +1,8 @@
 """Records that librdkafka has consumed, as the table that `accept` needs: what Spark's reader makes of them.
 
 Some records only that reader can make rows of, and they are left out: those with a header name that is not UTF-8, whose
-headers the client cannot return, and those whose timestamp Spark cannot read, which end the job.
+headers the client cannot return, and those whose timestamp Spark cannot read, which end the job. One difference cannot
+be seen here: a record with more than 100,000 headers has none for this client (`rd_kafka_message_headers`).
 """
 
 from __future__ import annotations

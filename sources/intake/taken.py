@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pyarrow as pa
 
+from sources.intake.stubs import header_counts
 from state.message_ids import by_source
 from state.taken import Taken
+
+log = logging.getLogger(__name__)
+
+# A record with more headers has none for librdkafka, and does not differ from one that has none.
+_MOST_HEADERS_READ = 100_000
 
 
 def left_to_batch(records: pa.Table, taken: Taken) -> pa.Table:
@@ -18,4 +26,9 @@ def left_to_batch(records: pa.Table, taken: Taken) -> pa.Table:
     for source, rows in by_source(records):
         if own := taken.offsets.get(source):
             left[rows] = ~np.isin(offsets[rows], np.asarray(own.to_array()))
-    return records if left.all() else records.filter(pa.array(left))
+    if left.all():
+        return records
+    for row in np.flatnonzero(~left & (header_counts(records) > _MOST_HEADERS_READ)).tolist():
+        named = "/".join(str(records.column(name)[row]) for name in ("topic", "partition", "offset"))
+        log.warning("%s was delivered without its headers: forwarders see none if there are more than 100,000", named)
+    return records.filter(pa.array(left))

@@ -52,6 +52,8 @@ _PACE_S = 0.01
 _MOST_RECORDS = 4_000
 _MOST_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 1_000
+# What is due later than this may wait for others: it is with the release process long before it is due.
+_SOON_MS = 1_000
 _END_TIMEOUT_S = 10.0
 # Errors of reading that pass: the next look at the inputs finds out whether the topic is there.
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -87,6 +89,8 @@ class LaneForwarder:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lane-{lane}", daemon=True)
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
+        # The messages that the lane has taken and not written yet.
+        self._taken: list[pa.Table] = []
         # When a transaction began last, by the monotonic clock.
         self._written_s = 0.0
 
@@ -151,7 +155,7 @@ class LaneForwarder:
                 self._stopping.wait(_IDLE_S)
                 return
             failpoint("lane-opened")
-            lane = Lane(claim, places, terms.topic_ids)
+            lane, self._taken = Lane(claim, places, terms.topic_ids), []
             log.info("lane %d: forwarding %s", self.lane, ", ".join(f"{topic}/{number}" for topic, number in places))
             # 3. Read, accept, write.
             with closing(self._consumer()) as consumer:
@@ -178,15 +182,14 @@ class LaneForwarder:
         self._retry.end()
         if self._skip_backlog(consumer, lane, reached):
             records, reached = [], {}
-        clock_ms, taken = now_ms(), empty_messages()
         if records:
-            taken = self._take(lane, records, terms, clock_ms)
+            self._take(lane, records, terms)
         now_s = time.monotonic()
         for place, position in reached.items():
             lane.read(place, position, now_s)
         due_s = lane.claim_due_s()
         if due_s is not None and now_s >= due_s:
-            self._write(lane, writer, terms, taken, clock_ms)
+            self._write(lane, writer, terms)
 
     def _skip_backlog(self, consumer: Consumer, lane: Lane, reached: Mapping[Place, int]) -> bool:
         """Leave what is there to the batches, unread, if the lane is too far behind. Return whether that is so."""
@@ -206,27 +209,35 @@ class LaneForwarder:
         _assign(consumer, lane)
         return True
 
-    def _take(self, lane: Lane, records: list[Message], terms: Terms, clock_ms: int) -> pa.Table:
-        """Accept `records`; return the messages that the lane takes of them."""
-        readable = records_of(records)
-        before_ms = clock_ms + self._settings.clock.horizon
-        messages, is_urgent = accept_near(readable, terms.settings, clock_ms, before_ms)
+    def _take(self, lane: Lane, records: list[Message], terms: Terms) -> None:
+        """Accept `records`, and keep the messages that the lane takes of them."""
+        readable, clock_ms = records_of(records), now_ms()
+        messages, is_urgent = accept_near(readable, terms.settings, clock_ms, clock_ms + self._settings.clock.horizon)
         lane.leave(is_urgent or readable.num_rows < len(records))
-        if messages.num_rows:
-            due_before_ms = int(pc.max(messages.column("deliver_at_ms")).as_py()) + 1
-            lane.take(_offsets(messages), due_before_ms)
-        return messages
+        if not messages.num_rows:
+            return
+        self._taken.append(messages)
+        dues = pc.min_max(messages.column("deliver_at_ms")).as_py()
+        lane.take(
+            _offsets(messages),
+            due_before_ms=dues["max"] + 1,
+            cannot_wait=dues["min"] < clock_ms + _SOON_MS
+            or sum(each.num_rows for each in self._taken) >= _MOST_RECORDS
+            or sum(each.nbytes for each in self._taken) >= _MOST_BYTES,
+        )
 
-    def _write(self, lane: Lane, writer: LaneWriter, terms: Terms, taken: pa.Table, clock_ms: int) -> None:
+    def _write(self, lane: Lane, writer: LaneWriter, terms: Terms) -> None:
         """Write the messages that the lane has taken, in one transaction with its next claim."""
-        self._written_s = time.monotonic()
+        self._written_s, clock_ms = time.monotonic(), now_ms()
         claim = lane.next_claim(self._context.member)
+        taken = pa.concat_tables(self._taken) if self._taken else empty_messages()
         chunks = {
             shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
         writer.write(claim, chunks, partial(self._check_clock, clock_ms))
         failpoint("near-claimed")
         lane.claimed(claim)
+        self._taken = []
         self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
 
     def _check_clock(self, clock_ms: int, stamp_ms: int) -> None:

@@ -16,8 +16,8 @@ Place = tuple[str, int]
 MOST_BEHIND = 20_000
 _LITTLE_BEHIND = 5_000
 MOST_BEHIND_S = 3.0
-# How long to wait for more before a claim is written that takes nothing. Batches wait for it.
-CLAIM_EVERY_S = 0.05
+# How long a claim waits for more to be read, unless a message that is taken is due sooner. Batches wait for claims.
+CLAIM_EVERY_S = 0.1
 
 
 class Lane:
@@ -34,7 +34,7 @@ class Lane:
         self._ends = dict(self.positions)
         self._taken: dict[Place, list[int]] = {}
         self._due_before_ms = 0
-        self._is_urgent = False
+        self._is_urgent = self._cannot_wait = False
         # Since when something is read that is not claimed, and since when the lane is behind.
         self._unclaimed_s: float | None = None
         self._behind_s: float | None = None
@@ -49,11 +49,12 @@ class Lane:
         """Note where a partition ends."""
         self._ends[place] = end
 
-    def take(self, offsets: Mapping[Place, Iterable[int]], due_before_ms: int) -> None:
-        """Note which records are taken. They are due before `due_before_ms` (epoch ms)."""
+    def take(self, offsets: Mapping[Place, Iterable[int]], due_before_ms: int, cannot_wait: bool) -> None:
+        """Note which records are taken, and whether one cannot wait. They are due before `due_before_ms` (epoch ms)."""
         for place, own in offsets.items():
             self._taken.setdefault(place, []).extend(own)
         self._due_before_ms = max(self._due_before_ms, due_before_ms)
+        self._cannot_wait |= cannot_wait
 
     def leave(self, is_urgent: bool) -> None:
         """Note whether a record is left to the batches for which someone waits."""
@@ -61,7 +62,7 @@ class Lane:
 
     def claim_due_s(self) -> float | None:
         """Return when the next claim should be written; None as long as nothing is read."""
-        if self._unclaimed_s is None or self._taken or self._is_urgent:
+        if self._unclaimed_s is None or self._cannot_wait:
             return self._unclaimed_s
         return self._unclaimed_s + CLAIM_EVERY_S
 
@@ -74,7 +75,7 @@ class Lane:
         """Note that the claim of `next_claim` is committed."""
         self.claim = claim
         self._taken = {}
-        self._is_urgent = False
+        self._is_urgent = self._cannot_wait = False
         self._unclaimed_s = None
 
     def behind(self, now_s: float) -> dict[Place, int]:

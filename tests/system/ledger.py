@@ -53,7 +53,7 @@ class Ledger:
     asked_with: dict[str, Headers] = field(default_factory=dict)
     # Of asks that are messages which replace others: the condition.
     conditions: dict[str, str] = field(default_factory=dict)
-    answers: list[Got] = field(default_factory=list)
+    answers: list[Got] = field(default_factory=list, repr=False)
     # Messages that have a name, and cancels by one. All records of a name are in one partition.
     named: dict[str, Named] = field(default_factory=dict)
     # How long before it is due a message is handed over, and written to its topic, at the earliest.
@@ -63,9 +63,10 @@ class Ledger:
     is_steady: bool = False
     # Whether the checkpoint is lost in between.
     is_rebuilt: bool = False
-    sent: dict[str, Published] = field(default_factory=dict)
+    # Without `repr`: pytest shows this object if a test fails, and some tests publish gigabytes.
+    sent: dict[str, Published] = field(default_factory=dict, repr=False)
     names: dict[str, str] = field(default_factory=dict)
-    got: list[Got] = field(default_factory=list)
+    got: list[Got] = field(default_factory=list, repr=False)
     # The latest time that the clock of the job's host had shown by an instant of this process' clock, both epoch ms.
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
     # Raises if the job has ended, so that waiting is pointless.

@@ -25,7 +25,7 @@ def test_a_lane_goes_on_where_the_newest_claim_ends_and_at_the_beginning_without
 def test_a_claim_says_what_is_read_and_taken_since_the_one_before() -> None:
     own = lane()
     own.read(A, 15, 0)
-    own.take({A: [11, 13]}, due_before_ms=500)
+    own.take({A: [11, 13]}, due_before_ms=500, cannot_wait=True)
     own.claimed(first := own.next_claim("north"))
     assert (first.positions, first.decided, first.owner) == ({"in": {"0": 15}}, {"in": {"0": 5}}, "north")
     own.read(B, 4, 1)
@@ -41,22 +41,23 @@ def test_a_claim_says_what_is_read_and_taken_since_the_one_before() -> None:
     assert (known.position("id", 0), known.position("id", 3)) == (15, 4)
 
 
-def test_a_claim_that_takes_nothing_waits_for_a_little_more() -> None:
+def test_a_claim_waits_for_a_little_more_unless_a_message_cannot_wait() -> None:
     own = lane()
     assert own.claim_due_s() is None
     own.read(A, 10, 3.0)
     assert own.claim_due_s() is None
     own.read(A, 11, 4.0)
     own.read(A, 12, 4.01)
-    assert own.claim_due_s() == 4.0 + CLAIM_EVERY_S
-    own.leave(is_urgent=False)
-    assert own.claim_due_s() == 4.0 + CLAIM_EVERY_S
     own.leave(is_urgent=True)
+    own.take({A: [10]}, 1, cannot_wait=False)
+    assert own.claim_due_s() == 4.0 + CLAIM_EVERY_S
+    own.take({A: [11]}, 1, cannot_wait=True)
+    own.read(A, 13, 4.02)
+    own.take({A: [12]}, 1, cannot_wait=False)
     assert own.claim_due_s() == 4.0
-    other = lane()
-    other.read(A, 11, 4.0)
-    other.take({A: [10]}, 1)
-    assert other.claim_due_s() == 4.0
+    own.claimed(own.next_claim("north"))
+    own.read(A, 14, 5.0)
+    assert own.claim_due_s() == 5.0 + CLAIM_EVERY_S
 
 
 def test_what_is_far_behind_is_left_to_the_batches_at_once_and_unread() -> None:
@@ -112,7 +113,7 @@ def test_claims_of_any_owners_decide_each_offset_once(steps: list[tuple[object, 
                 assert isinstance(wanted, set)
                 start = own.positions[place]
                 found = {start + each for each in wanted if each < count}
-                own.take({place: found}, 1)
+                own.take({place: found}, 1, cannot_wait=True)
                 own.read(place, start + count, 0.0)
                 pending[place] |= found
             case ("skip", place, count):
