@@ -177,6 +177,15 @@ class ForwardSettings(Section):
         """Whether there may be forwarders. If not, batches do all of their work, and wait for no claims."""
         return self.processes > 0 or self.elsewhere
 
+    def lanes(self, shards: int) -> int:
+        """Return among how many lanes the input partitions are divided: 0 without forwarders, else `shards` at most.
+
+        Two lanes in one process share its interpreter lock, and write twice as many transactions.
+        """
+        if self.processes > 1 or self.elsewhere:
+            return shards
+        return self.processes
+
 
 class MonitorSettings(Section):
     """Where the job, release processes and forwarders answer `/metrics`, `/healthz` and `/readyz`, and how they log."""

@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 # How long to wait before looking again whether there is anything to do.
 _IDLE_S = 0.5
-# Transactions begin so far apart: many small ones cost more than what is gained.
-_PACE_S = 0.01
+# Transactions begin so far apart: each costs the same few milliseconds here and of the broker, however little it has.
+_PACE_S = 0.02
 # What is accepted at once, at most. A single call of the client may go over it.
 _MOST_RECORDS = 4_000
 _MOST_BYTES = 32 * 1024 * 1024

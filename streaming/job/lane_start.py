@@ -4,7 +4,8 @@
 | --- | --- | --- |
 | off | were never open, or are closed | leaves them |
 | off | are open | closes them: what no claim has decided is the batches' |
-| on | are open | tells forwarders the present settings |
+| on | are open, and as many as are wanted | tells forwarders the present settings |
+| on | are open, but not as many | closes them, and opens them anew |
 | on | are closed, or were never open | opens them behind all that batches have planned to read |
 | on | are of an earlier epoch, as with `run --fresh` | opens them behind all records that are there now |
 
@@ -60,8 +61,9 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
     offered, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
     ids = with_present({}, present)
     own = batch_settings_from(settings, offered, range(origin.shards), origin, most_bytes, ids)
-    open_lanes(settings, Terms(origin.epoch, origin.shards, own), {}, present, check_lease)
-    log.info("%d lanes are open: this application has never run", origin.shards)
+    terms = Terms(origin.epoch, settings.forward.lanes(origin.shards), own)
+    open_lanes(settings, terms, {}, present, check_lease)
+    log.info("%d lanes are open: this application has never run", terms.lanes)
 
 
 def _is_unused_folder(settings: Settings) -> bool:
@@ -103,7 +105,7 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
     terms = read_terms(settings, librdkafka_options(settings.kafka))
     newest, origin = state.settings_history.newest, state.checkpoint.origin
     read = state.checkpoint.read_offsets() if state.planned is not None else origin.offsets
-    wanted = Terms(origin.epoch, origin.shards if settings.forward.is_on else 0, newest)
+    wanted = Terms(origin.epoch, settings.forward.lanes(origin.shards), newest)
     if wanted.lanes and terms is None and state.planned is not None and _had_forwarders(settings):
         raise CheckpointMismatch(
             f"{settings.claims_topic} has no terms, although forwarders have taken messages: it was created again, and "
