@@ -2,7 +2,7 @@
 
 Lanes are open if the newest terms have some. Terms without lanes are written before lanes are fenced, and terms with
 lanes after each lane has its first claim. So whichever step is the last before a crash, forwarders take nothing until
-the lanes are opened again.
+the lanes are opened again. Each lane is fenced once: opening goes on with the writers that closing has returned.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _OPENED_AT_A_TIME = 16
 _TRIES = 5
 
 
-def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int, Claim]:
-    """End the work of all forwarders, and return the newest claim of each lane that has one.
+def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int, LaneWriter]:
+    """End the work of all forwarders, and return a new writer of each lane that there ever was.
 
     1. Write terms without lanes, if the newest have some. From then on, no forwarder that opens a lane takes anything.
     2. Fence the owners of all lanes that there ever were, and read their newest claims.
+
+    No claim follows those of the writers until the lanes are opened.
 
     `check_lease` raises if this process does not hold the lease any more. Raises DeliveryFailed, BrokerUnreachable,
     TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
@@ -43,34 +45,33 @@ def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int
         write_terms(settings, replace(terms, lanes=0), check_lease)
     # 2. Fence.
     check_lease()
-    return {lane: writer.claim for lane, writer in _fence_all(settings).items() if writer.claim is not None}
+    return _fence_all(settings)
 
 
 def open_lanes(
     settings: Settings,
+    writers: Mapping[int, LaneWriter],
     terms: Terms,
     positions: Offsets,
     topic_ids: Mapping[str, str],
     check_lease: Callable[[], None],
 ) -> None:
-    """Let forwarders begin by `terms`, in lanes that are closed or were never open.
+    """Let forwarders begin by `terms`, in the lanes that `close_lanes` has closed and returned the `writers` of.
 
-    1. Fence the earlier owners of all lanes that there ever were, and read their newest claims.
-    2. Write the first claim of each lane: see `first_claims`.
-    3. Write the terms.
+    1. Write the first claim of each lane: see `first_claims`.
+    2. Write the terms.
 
     `positions` has the offset below which batches have taken all, or will, and `topic_ids` are the present ids of the
     input topics. Raises what `close_lanes` does.
     """
-    writers = _fence_all(settings)
     newest = {lane: writer.claim for lane, writer in writers.items() if writer.claim is not None}
-    # Only now: this process may have hung until here. Who takes the lease after this check finds the lanes closed, and
-    # fences these writers; or it finds the terms of step 3.
+    # After the fencing: this process may have hung until here. Who takes the lease after this check finds the lanes
+    # closed, and fences these writers; or it finds the terms of step 2.
     check_lease()
-    # 2. Write claims.
+    # 1. Write claims.
     for lane, claim in first_claims(terms, positions, newest, topic_ids).items():
         _write(settings, writers[lane], claim)
-    # 3. Write terms.
+    # 2. Write terms.
     write_terms(settings, terms, check_lease)
 
 

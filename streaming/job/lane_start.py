@@ -62,7 +62,7 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
     ids = with_present({}, present)
     own = batch_settings_from(settings, offered, range(origin.shards), origin, most_bytes, ids)
     terms = Terms(origin.epoch, settings.forward.lanes(origin.shards), own)
-    open_lanes(settings, terms, {}, present, check_lease)
+    open_lanes(settings, close_lanes(settings, check_lease), terms, {}, present, check_lease)
     log.info("%d lanes are open: this application has never run", terms.lanes)
 
 
@@ -112,13 +112,12 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
             f"they would deliver again what they have taken. {LOST_CLAIMS_REMEDY}"
         )
     stay_open = terms is not None and wanted.lanes > 0 and (terms.epoch, terms.lanes) == (wanted.epoch, wanted.lanes)
-    if not stay_open:
-        close_lanes(settings, lease.check_now)
+    writers = {} if stay_open else close_lanes(settings, lease.check_now)
     if stay_open or not wanted.lanes:
         write_terms(settings, wanted, lease.check_now)
     else:
         positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)
-        open_lanes(settings, wanted, positions, newest_ids(newest.input_ids), lease.check_now)
+        open_lanes(settings, writers, wanted, positions, newest_ids(newest.input_ids), lease.check_now)
     log.info(
         "%s", f"{wanted.lanes} lanes are open" if wanted.lanes else "forwarders are off: batches do all of the work"
     )

@@ -19,7 +19,7 @@ from sinks.internal_topics.lease import HeldLease, read_lease
 from sinks.internal_topics.position import read_position
 from sinks.internal_topics.progress import announce_origin
 from sinks.lanes.deletion import delete_claims
-from sinks.lanes.opening import open_lanes
+from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.writer import LaneWriter
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan, fence_writers
@@ -103,7 +103,7 @@ def _take_lane(settings: Settings) -> None:
     options = librdkafka_options(settings.kafka)
     # Whether forwarders have ever taken anything.
     read_position(options, settings.position_topic, 0)
-    open_lanes(settings, Terms(_EPOCH, 1, own), {}, ids, lambda: None)
+    open_lanes(settings, close_lanes(settings, lambda: None), Terms(_EPOCH, 1, own), {}, ids, lambda: None)
     with closing(LaneWriter(settings, options, 0)) as writer:
         writer.write(Claim(_EPOCH))
     delete_claims(settings, options, {}, ids, _EPOCH)

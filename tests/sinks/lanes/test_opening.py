@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from sinks.lanes.terms import read_terms, write_terms
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from sinks.topics.topics import ensure_shards
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.claims import Claim, Terms, lane_of
 from tests.sinks.lanes.conftest import IDS, Open, claim
 
@@ -52,6 +52,15 @@ def newest_claim(writer: LaneWriter) -> Claim:
     return writer.claim
 
 
+def newest_claims(writers: Mapping[int, LaneWriter]) -> dict[int, Claim]:
+    return {lane: writer.claim for lane, writer in writers.items() if writer.claim is not None}
+
+
+def begin(settings: Settings, terms: Terms, positions: Offsets) -> None:
+    """Close the lanes, and open them by `terms`."""
+    open_lanes(settings, close_lanes(settings, holds), terms, positions, IDS, holds)
+
+
 def cut_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int = 1) -> None:
     """Crash in the place of the n-th call of a function."""
     original: Callable[..., Any] = getattr(owner, name)
@@ -75,7 +84,7 @@ def test_the_newest_terms_count(settings: Settings, terms: Terms) -> None:
 def test_without_the_lease_nothing_is_written_and_nobody_fenced(
     settings: Settings, terms: Terms, open_writer: Open
 ) -> None:
-    open_lanes(settings, terms, {"in": {"0": 5}}, IDS, holds)
+    begin(settings, terms, {"in": {"0": 5}})
     owner = open_writer(_HERE)
     with pytest.raises(ApplicationHeld):
         close_lanes(settings, is_lost)
@@ -83,18 +92,18 @@ def test_without_the_lease_nothing_is_written_and_nobody_fenced(
         write_terms(settings, replace(terms, lanes=0), is_lost)
     assert newest_terms(settings) == terms
     owner.write(claim(owner.claim, 6))
-    # Opening must fence before it asks: what counts is that it writes nothing.
+    writers = close_lanes(settings, holds)
     with pytest.raises(ApplicationHeld):
-        open_lanes(settings, replace(terms, lanes=1), {"in": {"0": 50}}, IDS, is_lost)
-    assert newest_terms(settings) == terms
+        open_lanes(settings, writers, replace(terms, lanes=1), {"in": {"0": 50}}, IDS, is_lost)
+    assert newest_terms(settings) == replace(terms, lanes=0)
     found = newest_claim(open_writer(_HERE))
     assert found.positions == {"in": {"0": 6}}
 
 
 def test_lanes_that_were_never_open_begin_at_the_positions(settings: Settings, terms: Terms, open_writer: Open) -> None:
-    assert close_lanes(settings, holds) == {}
+    assert newest_claims(close_lanes(settings, holds)) == {}
     positions = {"in": {str(number): 10 + number for number in range(8)}, "former": {"0": 3}}
-    open_lanes(settings, terms, positions, IDS, holds)
+    begin(settings, terms, positions)
     assert newest_terms(settings) == terms
     for lane in range(2):
         found = newest_claim(open_writer(lane))
@@ -107,10 +116,10 @@ def test_lanes_that_were_never_open_begin_at_the_positions(settings: Settings, t
 def test_owners_are_fenced_when_lanes_are_closed_and_know_it_when_they_come_back(
     settings: Settings, terms: Terms, open_writer: Open
 ) -> None:
-    open_lanes(settings, terms, {"in": {"0": 5}}, IDS, holds)
+    begin(settings, terms, {"in": {"0": 5}})
     owner = open_writer(_HERE)
     owner.write(newest := claim(owner.claim, 9, 7))
-    closed = close_lanes(settings, holds)
+    closed = newest_claims(close_lanes(settings, holds))
     assert closed[_HERE] == newest
     assert closed.keys() == {0, 1}
     with pytest.raises(LaneTaken):
@@ -120,27 +129,26 @@ def test_owners_are_fenced_when_lanes_are_closed_and_know_it_when_they_come_back
     assert found is not None
     assert (again.claim, found.lanes) == (newest, 0)
     # Again changes nothing.
-    assert close_lanes(settings, holds) == closed
+    assert newest_claims(close_lanes(settings, holds)) == closed
 
 
 def test_lanes_are_opened_again_behind_what_is_claimed_and_what_batches_took(
     settings: Settings, terms: Terms, open_writer: Open
 ) -> None:
-    open_lanes(settings, terms, {}, IDS, holds)
+    begin(settings, terms, {})
     owner = open_writer(_HERE)
     assert owner.claim is not None
     owner.write(replace(claim(owner.claim, 9, 7), due_before_ms=77))
     close_lanes(settings, holds)
     for at, expected in ((4, 9), (30, 30), (20, 30)):
-        open_lanes(settings, terms, {"in": {"0": at}}, IDS, holds)
-        found = close_lanes(settings, holds)[_HERE]
+        begin(settings, terms, {"in": {"0": at}})
+        found = newest_claim(close_lanes(settings, holds)[_HERE])
         assert (found.positions["in"]["0"], found.due_before_ms, found.taken) == (expected, 77, {})
 
 
 def test_a_new_epoch_begins_where_it_is_told(settings: Settings, terms: Terms, open_writer: Open) -> None:
-    open_lanes(settings, terms, {"in": {"0": 90}}, IDS, holds)
-    close_lanes(settings, holds)
-    open_lanes(settings, replace(terms, epoch=2), {"in": {"0": 4}}, IDS, holds)
+    begin(settings, terms, {"in": {"0": 90}})
+    begin(settings, replace(terms, epoch=2), {"in": {"0": 4}})
     found = newest_claim(open_writer(_HERE))
     assert (found.epoch, found.positions) == (2, {"in": {"0": 4}})
 
@@ -148,17 +156,37 @@ def test_a_new_epoch_begins_where_it_is_told(settings: Settings, terms: Terms, o
 def test_a_partition_that_moves_to_another_lane_goes_on_there(
     settings: Settings, terms: Terms, open_writer: Open
 ) -> None:
-    open_lanes(settings, terms, {}, IDS, holds)
+    begin(settings, terms, {})
     owner = open_writer(_HERE)
     owner.write(claim(owner.claim, 9, 7))
     close_lanes(settings, holds)
     lanes = next(count for count in range(3, 20) if lane_of("in", 0, count) != _HERE)
     ensure_shards(settings, lanes)
-    open_lanes(settings, replace(terms, lanes=lanes), {"in": {"0": 2}}, IDS, holds)
+    begin(settings, replace(terms, lanes=lanes), {"in": {"0": 2}})
     moved = newest_claim(open_writer(lane_of("in", 0, lanes)))
     assert moved.positions == {"in": {"0": 9}}
     stays = newest_claim(open_writer(_HERE))
     assert stays.position("in", 0, IDS["in"]) == 9
+
+
+def test_opening_fences_a_lane_again_only_if_a_forwarder_has_come_meanwhile(
+    settings: Settings, terms: Terms, open_writer: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = close_lanes(settings, holds)
+    # It has looked at the terms before.
+    forwarder = open_writer(_HERE)
+    fenced: list[int] = []
+
+    def fence(settings: Settings, options: Mapping[str, str], lane: int) -> LaneWriter:
+        fenced.append(lane)
+        return LaneWriter(settings, options, lane)
+
+    monkeypatch.setattr(opening, "LaneWriter", fence)
+    open_lanes(settings, writers, terms, {"in": {"0": 5}}, IDS, holds)
+    assert fenced == [_HERE]
+    with pytest.raises(LaneTaken):
+        forwarder.write(claim(forwarder.claim, 9, 7))
+    assert newest_claim(open_writer(_HERE)).positions == {"in": {"0": 5}}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +202,7 @@ def test_a_partition_that_moves_to_another_lane_goes_on_there(
 def test_closing_goes_on_after_a_cut_at_any_step(
     settings: Settings, terms: Terms, open_writer: Open, owner: Any, name: str, call: int
 ) -> None:
-    open_lanes(settings, terms, {"in": {"0": 5}}, IDS, holds)
+    begin(settings, terms, {"in": {"0": 5}})
     forwarder = open_writer(_HERE)
     with pytest.MonkeyPatch.context() as patched:
         cut_at(patched, owner, name, call)
@@ -187,7 +215,7 @@ def test_closing_goes_on_after_a_cut_at_any_step(
         last = forwarder.claim
     except LaneTaken:
         assert name == "LaneWriter"
-    assert close_lanes(settings, holds)[_HERE] == last
+    assert close_lanes(settings, holds)[_HERE].claim == last
     with pytest.raises(LaneTaken):
         forwarder.write(claim(last, 20))
     found = newest_terms(settings)
@@ -198,8 +226,6 @@ def test_closing_goes_on_after_a_cut_at_any_step(
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
-        (opening, "_fence_all", 1),
-        (opening, "LaneWriter", 2),
         (LaneWriter, "write", 1),
         (LaneWriter, "write", 2),
         (opening, "write_terms", 1),
@@ -210,18 +236,17 @@ def test_opening_goes_on_after_a_cut_at_any_step(
     settings: Settings, terms: Terms, open_writer: Open, owner: Any, name: str, call: int, was_open: bool
 ) -> None:
     if was_open:
-        open_lanes(settings, terms, {"in": {"0": 5}}, IDS, holds)
-        close_lanes(settings, holds)
+        begin(settings, terms, {"in": {"0": 5}})
+    writers = close_lanes(settings, holds)
     with pytest.MonkeyPatch.context() as patched:
         cut_at(patched, owner, name, call)
         with pytest.raises(Cut):
-            open_lanes(settings, terms, {"in": {"0": 7}}, IDS, holds)
+            open_lanes(settings, writers, terms, {"in": {"0": 7}}, IDS, holds)
     # Forwarders take nothing yet.
     found = newest_terms(settings)
     assert found is None or found.lanes == 0
     # The batches went on meanwhile.
-    close_lanes(settings, holds)
-    open_lanes(settings, terms, {"in": {"0": 8}}, IDS, holds)
+    begin(settings, terms, {"in": {"0": 8}})
     assert newest_terms(settings) == terms
     newest = [newest_claim(open_writer(lane)) for lane in range(2)]
     assert [each.epoch for each in newest] == [1, 1]
