@@ -277,6 +277,7 @@ class BatchRunner:
             # Beside the group of a shard, its overflow groups keep nothing.
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 kept[row["shard"]] = MutableDues(decode_runs(row["chunk"]), row["bytes"])
+        self._counts.lanes_now(self._claims.taken_over)
         self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, cancelled, kept)
         # There may be many segments, and nobody can ask.
         if self._settings.monitor.tells_of_job:

@@ -88,6 +88,11 @@ class ClaimWatch:
         return self._claims.due_before_ms
 
     @property
+    def taken_over(self) -> dict[int, bool]:
+        """For each open lane, whether the job has taken it over and no forwarder has claimed anything in it since."""
+        return {lane: lane in self._writers for lane in range(self._lanes)}
+
+    @property
     def is_forwarded(self) -> bool:
         """Whether each lane has had a forwarder of late, so that batches need not be frequent."""
         return self._lanes > 0 and not self._writers

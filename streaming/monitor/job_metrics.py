@@ -91,6 +91,7 @@ class JobCounts(Collector):
         self._table: TableState | None = None
         self._checkpoint = ""
         self._lag: dict[str, int] = {}
+        self._taken_over: Mapping[int, bool] = {}
         self._lease_s: float | None = None
         self._begun: PlannedBatch | None = None
         self._done: PlannedBatch | None = None
@@ -176,6 +177,11 @@ class JobCounts(Collector):
             self._told.pop(batch.batch_id - _TOLD, None)
             self._done = batch
             self.batch_done_s = self._now_s()
+
+    def lanes_now(self, taken_over: Mapping[int, bool]) -> None:
+        """Take for each lane that is open to forwarders whether the job has taken it over."""
+        with self._lock:
+            self._taken_over = taken_over
 
     def table_now(self, table: TableState) -> None:
         """Take what the table has."""
@@ -276,7 +282,14 @@ class JobCounts(Collector):
         )
         for topic, offsets in sorted(self._lag.items()):
             lag.add_metric([topic], offsets)
-        yield from (read, accepted, lag, sealed, cancelled, seconds)
+        taken_over = GaugeMetricFamily(
+            "delayline_lane_taken_over",
+            "1 from when the job takes a lane over until a forwarder claims records of it again.",
+            labels=["lane"],
+        )
+        for lane, is_taken in sorted(self._taken_over.items()):
+            taken_over.add_metric([str(lane)], is_taken)
+        yield from (read, accepted, lag, sealed, cancelled, seconds, taken_over)
         if self._lease_s is not None:
             yield _gauge(
                 "delayline_lease_confirmed_timestamp_seconds",

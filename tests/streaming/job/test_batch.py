@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.core import Metric
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -100,10 +101,21 @@ def test_the_clock_of_a_host_that_is_far_ahead_chooses_no_cutoff(
     ],
 )
 def test_what_the_table_has_is_counted_for_whoever_asks_or_takes_metrics(override: str, counted: bool) -> None:
+    assert ("delayline_sealed_buckets" in _metrics_of_a_batch(override)) == counted
+
+
+def test_a_batch_counts_the_lanes_that_the_job_has_taken_over() -> None:
+    taken_over = _metrics_of_a_batch("monitor.job=")["delayline_lane_taken_over"]
+    assert {sample.labels["lane"]: sample.value for sample in taken_over.samples} == {"0": 1, "1": 0}
+
+
+def _metrics_of_a_batch(override: str) -> dict[str, Metric]:
     runner, counts = BatchRunner.__new__(BatchRunner), JobCounts()
     runner._settings, runner._counts = load_settings(None, [override], environ={}), counts
     table: Any = SimpleNamespace(buckets={}, merges=Merges(), failures={}, size=lambda: None)
     runner._catalog = runner._maintenance = runner._ahead = table
+    claims: Any = SimpleNamespace(taken_over={0: True, 1: False})
+    runner._claims = claims
     span: Any = SimpleNamespace(read_by_topic={})
     runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, 0)
-    assert ("delayline_sealed_buckets" in {metric.name for metric in counts.collect()}) == counted
+    return {metric.name: metric for metric in counts.collect()}

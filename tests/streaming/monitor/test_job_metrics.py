@@ -97,6 +97,15 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     assert "next_due_timestamp_seconds" not in samples
 
 
+def test_each_open_lane_says_whether_the_job_has_taken_it_over() -> None:
+    counts = JobCounts(Clock())
+    assert not [name for name in scraped(counts) if "lane" in name]
+    counts.lanes_now({0: True, 1: False})
+    assert (scraped(counts)["lane_taken_over.0"], scraped(counts)["lane_taken_over.1"]) == (1, 0)
+    counts.lanes_now({0: False, 1: False})
+    assert (scraped(counts)["lane_taken_over.0"], scraped(counts)["lane_taken_over.1"]) == (0, 0)
+
+
 def test_the_job_says_nothing_of_mutable_buckets_before_it_knows_all() -> None:
     counts = JobCounts(Clock())
     one = {1: MutableDues([DueRun(5, 9, 4)], bytes=40)}

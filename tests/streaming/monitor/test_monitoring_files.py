@@ -71,6 +71,7 @@ def labels() -> dict[str, set[str]]:
     counts.batch_done(PlannedBatch(0, 0, 0, {}), {"in": 1}, {"in": 1}, sealed=1, cancelled=0, mutable=bounds)
     counts.reported(0, mutable_buckets=1, lag={"in": 7})
     counts.lease_confirmed(1.0)
+    counts.lanes_now({0: False})
     counts.took("whole", 0.1)
     counts.table_now(
         TableState([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, size=(1, 1), failures={"merge": StepFailures(1, 4)})

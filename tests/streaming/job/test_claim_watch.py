@@ -1,0 +1,108 @@
+"""When the job takes a lane over from its forwarder, and when it gives the lane back. No broker."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pytest
+
+from conf.load import load_settings
+from conf.settings import Settings
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from state.claims import JOB, Claim, lane_of
+from streaming.job import claim_watch
+from streaming.job.claim_watch import ClaimWatch
+
+_EPOCH, _LANES = 1, 2
+_TOPIC, _ID = "in", "A"
+_LANE = lane_of(_TOPIC, 0, _LANES)
+
+
+@dataclass
+class ClaimsTopic:
+    """The claims of one lane. Stands in for `ClaimsReader`, and its `writer` for `LaneWriter`."""
+
+    unread: list[tuple[int, Claim]] = field(default_factory=list)
+    newest: Claim | None = None
+
+    def add(self, lane: int, claim: Claim) -> None:
+        self.newest = claim
+        self.unread.append((lane, claim))
+
+    def read(self, _: float) -> list[tuple[int, Claim]]:
+        found, self.unread = self.unread, []
+        return found
+
+    def writer(self, _: object, __: object, lane: int) -> Writer:
+        return Writer(self, lane)
+
+    def close(self) -> None:
+        pass
+
+
+class Writer:
+    def __init__(self, topic: ClaimsTopic, lane: int) -> None:
+        self._topic, self._lane = topic, lane
+        self.claim = topic.newest
+        self.is_spent = False
+
+    def write(self, claim: Claim) -> None:
+        self._topic.add(self._lane, claim)
+        self.claim = claim
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> ClaimsTopic:
+    made = ClaimsTopic()
+    monkeypatch.setattr(claim_watch, "ClaimsReader", lambda *_: made)
+    monkeypatch.setattr(claim_watch, "LaneWriter", made.writer)
+    return made
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return load_settings(None, [f"topics.input={_TOPIC}"], environ={})
+
+
+def _batch(number: int, ends: int) -> BatchSpan:
+    """Return batch `number`, which reads one record, up to the offset `ends`."""
+    starts, read = {_TOPIC: {"0": ends - 1}}, {_TOPIC: {"0": ends}}
+    return BatchSpan(CheckpointOrigin("c", _EPOCH, 1), number, 0, 0, starts, read, {_TOPIC: [_ID]})
+
+
+def test_a_lane_is_taken_over_until_a_forwarder_claims_something_in_it_again(
+    topic: ClaimsTopic, settings: Settings
+) -> None:
+    other = 1 - _LANE
+
+    def decides(owner: str, end: int) -> None:
+        before = topic.newest or Claim(_EPOCH)
+        topic.add(_LANE, before.next(owner, {(_TOPIC, 0): end}, {}, {_TOPIC: _ID}))
+
+    with closing(ClaimWatch(settings, _LANES, _EPOCH, {}, {_TOPIC: [_ID]})) as watch:
+        assert watch.taken_over == {0: False, 1: False}
+        decides("pod-8", 1)
+        watch.wait(_batch(0, 1))
+        assert (watch.taken_over, watch.is_forwarded) == ({0: False, 1: False}, True)
+        # Nobody decides the record of the next batch, and the batch waits no longer than it must.
+        watch.wait(_batch(1, 2))
+        assert topic.newest is not None
+        assert topic.newest.owner == JOB
+        assert (watch.taken_over, watch.is_forwarded) == ({_LANE: True, other: False}, False)
+        # The job's own claim is no forwarder's.
+        watch.wait(_batch(2, 3))
+        assert watch.taken_over[_LANE]
+        decides("pod-8", 4)
+        watch.wait(_batch(3, 4))
+        assert (watch.taken_over, watch.is_forwarded) == ({0: False, 1: False}, True)
+
+
+def test_no_lane_is_taken_over_where_forwarders_are_off(topic: ClaimsTopic, settings: Settings) -> None:
+    with closing(ClaimWatch(settings, 0, _EPOCH, {}, {_TOPIC: [_ID]})) as watch:
+        watch.wait(_batch(0, 1))
+        assert (watch.taken_over, topic.newest) == ({}, None)
