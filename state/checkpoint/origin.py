@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 
 from pydantic import TypeAdapter
@@ -59,6 +60,14 @@ class CheckpointOrigin:
 
 _ORIGIN = TypeAdapter(CheckpointOrigin)
 _OFFSETS = TypeAdapter(Offsets, config=STORED)
+
+
+def as_offsets(positions: Mapping[tuple[str, int], int]) -> Offsets:
+    """Return the offset of each (topic, partition) as `Offsets`."""
+    found: Offsets = {}
+    for (topic, partition), offset in positions.items():
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
 
 
 def check_offsets(offsets: object) -> None:

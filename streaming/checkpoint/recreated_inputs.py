@@ -15,7 +15,7 @@ from conf.settings import Settings
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import input_bounds
 from state.checkpoint.input_ids import recreated, with_offsets, with_present
-from state.checkpoint.origin import InputIds, Offsets
+from state.checkpoint.origin import InputIds, as_offsets
 from streaming.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,7 @@ def read_from_beginning(
     """
     present, committed = input_ids(settings), checkpoint.last_committed()
     assert committed is not None
-    beginning: Offsets = {}
-    for topic, partition in input_bounds(settings):
-        beginning.setdefault(topic, {})[str(partition)] = 0
+    beginning = as_offsets(dict.fromkeys(input_bounds(settings), 0))
     checkpoint.write_read_offsets(with_offsets(checkpoint.read_offsets(), topics, beginning))
     history = checkpoint.settings_history()
     newest = replace(history.newest, input_ids=with_present(history.newest.input_ids, present, unread))

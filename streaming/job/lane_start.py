@@ -32,7 +32,7 @@ from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import input_bounds, offered_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.input_ids import newest_ids, with_present
-from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.origin import CheckpointOrigin, Offsets, as_offsets
 from state.claims import Terms
 from streaming.checkpoint.recovery import Recovered, read_markers
 from streaming.job.claim_watch import LOST_CLAIMS_REMEDY, ClaimWatch
@@ -132,7 +132,4 @@ def _positions(settings: Settings, state: Recovered, is_new: bool) -> Offsets:
     """Return from which offsets on forwarders may take records."""
     if not is_new:
         return state.checkpoint.origin.offsets if state.planned is None else state.planned.offsets
-    positions: Offsets = {}
-    for (topic, number), (_, end) in input_bounds(settings).items():
-        positions.setdefault(topic, {})[str(number)] = end
-    return positions
+    return as_offsets({source: end for source, (_, end) in input_bounds(settings).items()})

@@ -18,7 +18,7 @@ from conf.settings import Settings
 from sinks.lanes.deletion import delete_claims
 from sinks.topics.topics import input_bounds
 from state.checkpoint.input_ids import newest_ids
-from state.checkpoint.origin import Offsets
+from state.checkpoint.origin import Offsets, as_offsets
 from state.checkpoint.progress import BatchSpan
 
 log = logging.getLogger(__name__)
@@ -49,9 +49,12 @@ class OldClaims:
 
     def _delete(self, origin: Offsets, ids: Mapping[str, str], epoch: int) -> None:
         try:
-            needed: Offsets = {}
-            for (topic, number), (first, _) in input_bounds(self._settings).items():
-                needed.setdefault(topic, {})[str(number)] = max(first, origin.get(topic, {}).get(str(number), 0))
+            needed = as_offsets(
+                {
+                    (topic, number): max(first, origin.get(topic, {}).get(str(number), 0))
+                    for (topic, number), (first, _) in input_bounds(self._settings).items()
+                }
+            )
             # Of former input topics nobody needs any.
             own = {topic: ids[topic] for topic in needed if topic in ids}
             delete_claims(self._settings, librdkafka_options(self._settings.kafka), needed, own, epoch)

@@ -39,7 +39,7 @@ from state.cancel import without_named
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.handed_over import HandedOver, newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_present
-from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.origin import CheckpointOrigin, Offsets, as_offsets
 from state.index.message_index import MessageIndex
 from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
 from state.message import decode_chunk
@@ -209,13 +209,11 @@ def _range(
         if offsets:
             known = accepted.setdefault(topic, {})
             known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
-    starts: Offsets = {}
-    ends: Offsets = {}
+    starts, ends = dict.fromkeys(bounds, 0), dict.fromkeys(bounds, 0)
     for (topic, partition), (first, last) in bounds.items():
-        number = str(partition)
         if topic in gone:
-            starts.setdefault(topic, {})[number] = ends.setdefault(topic, {})[number] = 0
             continue
+        number = str(partition)
         start = max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0))
         end = accepted.get(topic, {}).get(number, 0)
         if end > last:
@@ -223,9 +221,9 @@ def _range(
                 f"{topic}/{partition} ends at offset {last}, and records up to {end} were accepted: it is not "
                 "the topic that the lost checkpoint read"
             )
-        starts.setdefault(topic, {})[number] = start
-        ends.setdefault(topic, {})[number] = max(start, end)
-    return starts, ends
+        starts[topic, partition] = start
+        ends[topic, partition] = max(start, end)
+    return as_offsets(starts), as_offsets(ends)
 
 
 def names_of(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conf.errors import CheckpointMismatch, FormatMismatch
 from conf.settings import Settings
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.origin import CheckpointOrigin, as_offsets
 from state.claims import Claim, Claims, Terms, first_claims, lane_of, partition_of_lane
 
 _IDS = {"in": "A", "other": "B"}
@@ -228,9 +228,7 @@ def test_lanes_begin_at_the_highest_of_what_is_known(
     for claim in present.values():
         for place, position in places(claim):
             expected[place] = max(position, expected.get(place, 0))
-    own_offsets: dict[str, dict[str, int]] = {"former": {"0": 9}}
-    for (topic, number), offset in positions.items():
-        own_offsets.setdefault(topic, {})[str(number)] = offset
+    own_offsets = as_offsets({("former", 0): 9, **positions})
     first = first_claims(terms(lanes, epoch=2), own_offsets, newest, _IDS)
     assert first.keys() == set(range(lanes))
     for lane, claim in first.items():

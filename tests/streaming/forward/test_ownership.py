@@ -16,7 +16,7 @@ import pytest
 
 from conf.settings import Settings
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.origin import CheckpointOrigin, as_offsets
 from state.claims import JOB, Claim, Claims, Terms, first_claims, lane_of
 from streaming.forward.lane import Lane, Place
 
@@ -289,7 +289,7 @@ class World:
             writers = {lane: Writer(self.broker, lane) for lane in range(_MOST_LANES)}
             newest = {lane: writer.claim for lane, writer in writers.items() if writer.claim is not None}
             wanted = Terms(1, lanes, _BATCH_SETTINGS)
-            for lane, claim in first_claims(wanted, offsets(self.planned), newest, _IDS).items() if lanes else ():
+            for lane, claim in first_claims(wanted, as_offsets(self.planned), newest, _IDS).items() if lanes else ():
                 writers[lane].write(claim, "committed")
             self.terms = wanted
         self.job = Job(read=self.first_needed())
@@ -298,7 +298,7 @@ class World:
 
     def first_needed(self) -> dict[int, int]:
         """Return by lane where the claims begin that a start now must read."""
-        needed = offsets(self.planned if self.batch is None else self.batch.starts)
+        needed = as_offsets(self.planned if self.batch is None else self.batch.starts)
         found = {}
         for lane, own in self.broker.claims.items():
             kept = [each for each in own if each is not None]
@@ -316,13 +316,6 @@ class World:
             for place, end in self.batch.ends.items()
             if self.batch.starts[place] < end and self.job.claims.position(_IDS[place[0]], place[1]) < end
         }
-
-
-def offsets(positions: dict[Place, int]) -> Offsets:
-    found: Offsets = {}
-    for (topic, number), offset in positions.items():
-        found.setdefault(topic, {})[str(number)] = offset
-    return found
 
 
 @pytest.mark.parametrize("first_seed", range(0, 1_000, 250))
