@@ -4,7 +4,7 @@ A group decides who should do a part of the work; fencing decides who can. This 
 nothing of the work.
 
 Read `groups` (which there are), `member` (a process in its group), `refusals` (what keeps it out), `members` (who is in
-it, and who should not be).
+it, and who should not be), `parts` (the threads that do its part of the work).
 
 Membership is static, so that a process that is restarted under its name has its parts at once. The group's consumer
 reads nothing: who has a part reads for itself.

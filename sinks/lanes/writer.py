@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from conf.failpoints import failpoint
 from conf.settings import Settings
+from sinks.group.parts import PartTaken
 from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
@@ -28,7 +29,7 @@ _OWN_OPTIONS = {
 _NO_CHUNKS: Mapping[int, Sequence[pa.Table]] = MappingProxyType({})
 
 
-class LaneTaken(Exception):
+class LaneTaken(PartTaken):
     """Another owner of the lane has fenced this writer."""
 
 
@@ -88,7 +89,7 @@ class LaneWriter:
         try:
             self._producer.write(self._records(claim, chunks), before_commit)
         except ProducerFenced as problem:
-            raise LaneTaken(f"lane {self.lane} has another owner") from problem
+            raise LaneTaken("another owner has taken it") from problem
         self.claim = claim
 
     def close(self) -> None:

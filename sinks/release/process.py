@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -22,6 +23,7 @@ from conf.kafka.rights import is_refusal
 from conf.settings import Settings
 from sinks.group.groups import release_group
 from sinks.group.member import GroupMember
+from sinks.group.parts import Parts
 from sinks.group.refusals import REFUSED_LIMIT_S
 from sinks.internal_topics.position import Log, topics_of
 from sinks.release.counts import ReleaseCounts
@@ -31,7 +33,7 @@ from sinks.topics.topics import check_topics
 
 log = logging.getLogger(__name__)
 
-# A shard that another process took may come back, if the group still gives it to this process.
+# So long after another process took a shard, this one may take it back.
 _RETAKE_S = 2.0
 _DELETE_EVERY_S = 30.0
 _SURPLUS_EVERY_S = 5.0
@@ -61,9 +63,7 @@ class ReleaseProcess:
         self.counts = ReleaseCounts(settings.results_topic)
         self._settings = settings
         self._context = ReleaseContext(settings, member, self.counts)
-        self.shards: dict[int, ShardRelease] = {}
-        # When a shard that was taken by another process may be opened again, by the monotonic clock.
-        self._retake_s: dict[int, float] = {}
+        self.shards = Parts(partial(ShardRelease, self._context), _RETAKE_S)
         self.assigned: set[int] = set()
         # Partitions beyond `bucket.shards`, each with the offsets of its logs below which nothing is left, and when
         # that was read.
@@ -87,7 +87,7 @@ class ReleaseProcess:
                 self.group.poll()
                 self._look_at_surplus()
                 self._open_assigned()
-                self._end_taken()
+                self.shards.forget_ended()
                 self._delete_released()
         finally:
             self.group.leave()
@@ -111,7 +111,8 @@ class ReleaseProcess:
         self.assigned -= gone
         for number in gone:
             self._surplus.pop(number, None)
-        self._close([number for number in self.shards if number in gone])
+        # Another process may have the shards once what they have written is aborted or committed.
+        self.shards.close(gone)
         failpoint("shards-revoked")
 
     def _look_at_surplus(self) -> None:
@@ -137,33 +138,12 @@ class ReleaseProcess:
             self.assigned |= found
 
     def _open_assigned(self) -> None:
-        new = [number for number in sorted(self.assigned - self.shards.keys()) if self._may_take(number)]
-        for number in new:
-            self.shards[number] = ShardRelease(self._context, number)
+        new = self.shards.add(self.assigned)
         if new:
             for shard in self.shards.values():
                 shard.share_memory(len(self.shards))
-        for number in new:
-            self.shards[number].start()
-
-    def _may_take(self, number: int) -> bool:
-        return time.monotonic() >= self._retake_s.get(number, 0.0)
-
-    def _end_taken(self) -> None:
-        """Forget the shards that have ended. Raises the error of one."""
-        for number, shard in list(self.shards.items()):
-            if shard.ended.is_set():
-                del self.shards[number]
-                if shard.error is not None:
-                    raise shard.error
-                self._retake_s[number] = time.monotonic() + _RETAKE_S
-
-    def _close(self, numbers: list[int]) -> None:
-        """Stop shards, and wait until what they have written is aborted or committed."""
-        for number in numbers:
-            self.shards[number].stop()
-        for number in numbers:
-            self.shards.pop(number).join()
+        for shard in new:
+            shard.start()
 
     def _delete_released(self) -> None:
         """Delete what is released from the logs, now and then."""

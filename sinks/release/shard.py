@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from conf.errors import BrokerUnreachable, DeliveryFailed, MessageTooLarge, Reco
 from conf.kafka.error_codes import FENCED
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from sinks.group.parts import PartTaken, PartThread
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release.closed_topics import ClosedTopics, needs_of, united_needs
@@ -67,10 +67,6 @@ _AGAIN_S = 1.0
 _OF_SOME_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._STATE}
 
 
-class ShardTaken(Exception):
-    """Another process has released messages of the shard or is about to, or Kafka has aborted a transaction of it."""
-
-
 @dataclass(frozen=True)
 class ReleaseContext:
     """What all shards of a release process share. `member` is the name of the process."""
@@ -93,18 +89,17 @@ class Backlog:
     next_due_ms: int | None = None
 
 
-class ShardRelease:
-    """Releases one shard, until it is stopped or another process takes the shard.
+class ShardRelease(PartThread):
+    """Releases one shard. If it is stopped, it aborts what is not due.
 
-    `ended` is set when it has stopped; `error` is then its error, or None. `position` is the newest that is known to be
-    committed. `drained` says whether nothing is pending of what was read, `backlog` how much there was a second ago.
-    `releasing` says whether messages go out: the logs were read to their ends, and the shard waits for no broker.
+    `position` is the newest that is known to be committed. `drained` says whether nothing is pending of what was read,
+    `backlog` how much there was a second ago. `releasing` says whether messages go out: the logs were read to their
+    ends, and the shard waits for no broker.
     """
 
     def __init__(self, context: ReleaseContext, shard: int) -> None:
+        super().__init__("shard", shard, self._release)
         self.shard = shard
-        self.ended = threading.Event()
-        self.error: BaseException | None = None
         self.position: Position | None = None
         self.drained = self.releasing = False
         self.backlog = Backlog()
@@ -123,8 +118,6 @@ class ShardRelease:
         self._reopened = 0
         self._options: Mapping[str, str] = librdkafka_options(context.settings.kafka)
         self._near_end = NearEnd(self._settings, self._options, shard)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"shard-{shard}", daemon=True)
         # How many partitions the topics had, whose rates are limited, when these were read.
         self._partitions: Mapping[str, int] = {}
         self._rates_read_s = 0.0
@@ -211,30 +204,6 @@ class ShardRelease:
     def _step(self) -> None:
         self._stepped_s = time.monotonic()
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._step()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the thread to stop. It aborts what is not due."""
-        self._stopping.set()
-
-    def join(self) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._release()
-        except ShardTaken as taken:
-            log.warning("shard %d: %s", self.shard, taken)
-        except BaseException as error:  # noqa: BLE001, the process raises it
-            self.error = error
-        finally:
-            self.ended.set()
-
     def _release(self) -> None:
         """Release until stopped, or until the clock is set back.
 
@@ -244,7 +213,7 @@ class ShardRelease:
 
         After the clock was set back all begins at 1: what comes in meanwhile may be due before what was written ahead.
 
-        Raises ShardTaken; BrokerUnreachable after `kafka.outage_limit`; the errors of the logs and of topics that
+        Raises PartTaken; BrokerUnreachable after `kafka.outage_limit`; the errors of the logs and of topics that
         need an operator.
         """
         self._in_flight.clear()
@@ -454,19 +423,19 @@ class ShardRelease:
     def _recover(self, topics: Topics, retry: BrokerRetry, failure: KafkaException) -> None:
         """Open a new ring after `failure`.
 
-        Raises ShardTaken if another process has opened a ring meanwhile; TopicMissing or RightMissing if a topic is
+        Raises PartTaken if another process has opened a ring meanwhile; TopicMissing or RightMissing if a topic is
         gone, or may not be written to, without which the service cannot go on.
         """
         self.releasing = False
         open_s, most_s = self._ring.longest_open_s, self._settings.release.transaction_timeout / 1000
         self._close_ring(topics)
         if failure.args[0].code() in FENCED and open_s >= most_s:
-            raise ShardTaken(
+            raise PartTaken(
                 f"a transaction was open for {open_s:.1f} s, and Kafka aborts it after {most_s:g} s "
                 f"(release.transaction_timeout): {failure}"
             ) from failure
         if failure.args[0].code() in FENCED:
-            raise ShardTaken(f"another release process has taken it ({failure})") from failure
+            raise PartTaken(f"another release process has taken it ({failure})") from failure
         self._search = None
         unwritable = None
         if failure.args[0].code() in _OF_SOME_TOPIC:
@@ -520,7 +489,7 @@ class ShardRelease:
     def _reopen(self, topics: Topics, retry: BrokerRetry) -> None:
         """Open a new ring, and forget the transactions that are committed.
 
-        Raises ShardTaken if another process has released messages meanwhile.
+        Raises PartTaken if another process has released messages meanwhile.
         """
         self._close_ring(topics)
         known = [None if self.position is None else self.position.mark]
@@ -528,7 +497,7 @@ class ShardRelease:
         self._ring = self._open_ring(topics, retry)
         position = self._ring.position
         if (None if position is None else position.mark) not in known:
-            raise ShardTaken(f"another release process has released up to {position} meanwhile")
+            raise PartTaken(f"another release process has released up to {position} meanwhile")
         self._forget_up_to(position)
 
     def _narrowed(

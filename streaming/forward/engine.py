@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -26,6 +25,7 @@ from conf.kafka.client_log import client_log
 from conf.kafka.error_codes import FENCED_ONCE
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
+from sinks.group.parts import PartThread
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from sinks.ready_log.hand_over import ready_chunks
@@ -70,24 +70,21 @@ class ForwardContext:
     counts: ForwardCounts
 
 
-class LaneForwarder:
-    """Forwards one lane, until it is stopped or another owner takes the lane.
+class LaneForwarder(PartThread):
+    """Forwards one lane. If it is stopped, it completes the transaction that it writes.
 
-    `ended` is set when it has stopped; `error` is then its error, or None. `is_reading` says whether it owns the lane
-    and reads it, `behind` how many records it has not read, about, and `stepped_s` when it last went on (monotonic).
+    `is_reading` says whether it owns the lane and reads it, `behind` how many records it has not read, about, and
+    `stepped_s` when it last went on (monotonic).
     """
 
     def __init__(self, context: ForwardContext, lane: int) -> None:
+        super().__init__("lane", lane, self._forward_or_wait)
         self.lane = lane
-        self.ended = threading.Event()
-        self.error: BaseException | None = None
         self.is_reading = False
         self.behind = 0
         self.stepped_s = time.monotonic()
         self._context = context
         self._settings = context.settings
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"lane-{lane}", daemon=True)
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
         # The messages that the lane has taken and not written yet.
         self._taken: list[pa.Table] = []
@@ -100,35 +97,15 @@ class LaneForwarder:
         inputs = self._context.watch.inputs
         return inputs.terms is not None and not inputs.of_lane(self.lane)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the thread to stop. A transaction that it writes is completed."""
-        self._stopping.set()
-
-    def join(self) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join()
-
-    def _run(self) -> None:
+    def _forward_or_wait(self) -> None:
+        self.stepped_s = time.monotonic()
         try:
-            while not self._stopping.is_set():
-                self.stepped_s = time.monotonic()
-                try:
-                    self._forward()
-                except (KafkaException, BrokerUnreachable) as problem:
-                    if isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE:
-                        raise LaneTaken(f"Kafka has ended a transaction of lane {self.lane}: {problem}") from problem
-                    if not self._stopping.is_set():
-                        self._retry.wait(problem)
-        except LaneTaken as taken:
-            log.warning("%s", taken)
-        except BaseException as error:  # noqa: BLE001, the process raises it
-            self.error = error
-        finally:
-            self.ended.set()
+            self._forward()
+        except (KafkaException, BrokerUnreachable) as problem:
+            if isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE:
+                raise LaneTaken(f"Kafka has ended a transaction of it: {problem}") from problem
+            if not self._stopping.is_set():
+                self._retry.wait(problem)
 
     def _forward(self) -> None:
         """Forward until stopped, or until something has changed that decides what is forwarded.

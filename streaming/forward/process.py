@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 
 from conf.failpoints import failpoint
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.group.groups import forward_group
 from sinks.group.member import GroupMember
+from sinks.group.parts import Parts
 from sinks.group.refusals import REFUSED_LIMIT_S
 from sinks.topics.topics import check_topics
 from streaming.forward.counts import ForwardCounts
@@ -23,7 +24,7 @@ from streaming.forward.inputs import InputWatch
 
 log = logging.getLogger(__name__)
 
-# A lane that another owner took may come back, if the group still gives it to this process.
+# So long after another owner took a lane, this process may take it back.
 _RETAKE_S = 1.0
 # A thread that has something to hand over waits at most so long for one that computes.
 _SWITCH_S = 0.0005
@@ -47,9 +48,7 @@ class ForwardProcess:
         self.counts = ForwardCounts()
         self._watch = InputWatch(settings, options)
         self._context = ForwardContext(settings, member, options, self._watch, self.counts)
-        self.lanes: dict[int, LaneForwarder] = {}
-        # When a lane that another owner took may be opened again, by the monotonic clock.
-        self._retake_s: dict[int, float] = {}
+        self.lanes = Parts(partial(LaneForwarder, self._context), _RETAKE_S)
         self.group = GroupMember(
             forward_group(settings), options, member, self._on_assign, self._on_revoke, refused_limit_s
         )
@@ -65,8 +64,9 @@ class ForwardProcess:
         try:
             while not should_end(self):
                 self.group.poll()
-                self._open_assigned()
-                self._end_taken()
+                for lane in self.lanes.add(self.group.numbers):
+                    lane.start()
+                self.lanes.forget_ended()
                 if self._watch.error is not None:
                     raise self._watch.error
         finally:
@@ -78,25 +78,6 @@ class ForwardProcess:
         failpoint("lanes-assigned")
 
     def _on_revoke(self, gone: set[int]) -> None:
-        """Stop lanes, and wait until what they have written is committed."""
-        closing = [self.lanes.pop(number) for number in gone & self.lanes.keys()]
-        for lane in closing:
-            lane.stop()
-        for lane in closing:
-            lane.join()
+        # Another process may have the lanes once what they have written is committed.
+        self.lanes.close(gone)
         failpoint("lanes-revoked")
-
-    def _open_assigned(self) -> None:
-        for number in sorted(self.group.numbers - self.lanes.keys()):
-            if time.monotonic() >= self._retake_s.get(number, 0.0):
-                self.lanes[number] = LaneForwarder(self._context, number)
-                self.lanes[number].start()
-
-    def _end_taken(self) -> None:
-        """Forget the lanes that have ended. Raises the error of one."""
-        for number, lane in list(self.lanes.items()):
-            if lane.ended.is_set():
-                del self.lanes[number]
-                if lane.error is not None:
-                    raise lane.error
-                self._retake_s[number] = time.monotonic() + _RETAKE_S

@@ -1,0 +1,96 @@
+"""The parts of the work that a process has, shards or lanes: it works on each in a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+
+
+class PartTaken(Exception):
+    """Another process has taken the part, or is about to."""
+
+
+class PartThread:
+    """Works on the part `number` until it is stopped, or another process takes the part.
+
+    `ended` is set when it has stopped; `error` is then its error, or None.
+    """
+
+    def __init__(self, kind: str, number: int, work: Callable[[], None]) -> None:
+        """`kind` is what a part is called.
+
+        `work` returns when the thread is to stop, or to be called again. Any error that it raises ends the thread.
+        """
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._kind, self._number, self._work = kind, number, work
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{kind}-{number}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to stop."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._work()
+        except PartTaken as taken:
+            log.warning("%s %d: %s", self._kind, self._number, taken)
+        except BaseException as error:  # noqa: BLE001, the process raises it
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+Part = TypeVar("Part", bound=PartThread)
+
+
+class Parts(dict[int, Part]):
+    """The parts that a process works on, by number.
+
+    One that another process has taken may come back after `retake_s`, if the group still gives it to this process.
+    """
+
+    def __init__(self, make: Callable[[int], Part], retake_s: float) -> None:
+        super().__init__()
+        self._make, self._retake_s = make, retake_s
+        # When a part that was taken may be made again, by the monotonic clock.
+        self._free_s: dict[int, float] = {}
+
+    def add(self, numbers: Iterable[int]) -> list[Part]:
+        """Make those of the parts `numbers` that are missing, and return them. They are not started."""
+        now_s = time.monotonic()
+        new = [number for number in sorted(numbers) if number not in self and now_s >= self._free_s.get(number, 0.0)]
+        self |= {number: self._make(number) for number in new}
+        return [self[number] for number in new]
+
+    def close(self, numbers: Iterable[int]) -> None:
+        """Stop those of the parts `numbers` that are here, and wait for their ends."""
+        closing = [number for number in numbers if number in self]
+        for number in closing:
+            self[number].stop()
+        for number in closing:
+            self.pop(number).join()
+
+    def forget_ended(self) -> None:
+        """Forget the parts that have ended. Raises the error of one."""
+        for number, part in list(self.items()):
+            if part.ended.is_set():
+                del self[number]
+                if part.error is not None:
+                    raise part.error
+                self._free_s[number] = time.monotonic() + self._retake_s
