@@ -11,16 +11,24 @@ from streaming.judge.record import Published
 
 
 def faults_of(received: Received, published: int, first: int, topic: str, acceptance: Acceptance) -> dict[str, float]:
-    """Return the faults of records (`Received.faults`), of order only those of the held ones, and two shares.
+    """Return the faults of records (`Received.faults`), of order only those of the held ones, and what forwarders did.
 
     `published` messages were numbered from `first`, in the input topic `topic`. `held_to_order` is the share of the
-    records that the judge holds to their order, and `forwarded` of those that forwarders took.
+    records that the judge holds to their order, and `forwarded` of those that forwarders took. `near_p50_ms` and
+    `near_p99_ms` say how long after its due time such a record was in the near log: of a plain message, how long after
+    it was published; of others, less than nothing.
     """
     messages = _published(received, topic)
     held = np.array(list(map(acceptance.must_be_in_order, messages)), np.bool_)
     shares = {"held_to_order": held, "forwarded": np.array(list(map(acceptance.is_forwarded, messages)), np.bool_)}
     faults = received.faults(published, first) | order_faults(received, held)
-    return faults | {name: round(float(each.mean()), 3) if len(each) else 0.0 for name, each in shares.items()}
+    means = {name: round(float(each.mean()), 3) if len(each) else 0.0 for name, each in shares.items()}
+    near_ms = [
+        seen_ms - message.due_ms
+        for message, is_forwarded in zip(messages, shares["forwarded"].tolist(), strict=True)
+        if is_forwarded and (seen_ms := acceptance.handed_over_ms(message)) is not None
+    ]
+    return faults | means | {f"near_p{each}_ms": float(np.percentile(near_ms, each)) for each in (50, 99) if near_ms}
 
 
 def _published(received: Received, topic: str) -> list[Published]:
