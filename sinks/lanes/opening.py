@@ -13,12 +13,11 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaException
 
-from conf.errors import BrokerUnreachable, DeliveryFailed
-from conf.kafka.error_codes import is_outage
+from conf.errors import DeliveryFailed
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.claims_search import count_lanes
-from sinks.lanes.terms import read_terms, write_terms
+from sinks.lanes.terms import failure_of, read_terms, write_terms
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from state.checkpoint.origin import Offsets
 from state.claims import Claim, Terms, first_claims
@@ -70,26 +69,35 @@ def open_lanes(
     check_lease()
     # 1. Write claims.
     for lane, claim in first_claims(terms, positions, newest, topic_ids).items():
-        _write(settings, writers[lane], claim)
+        _write(settings, writers[lane], claim, check_lease)
     # 2. Write terms.
     write_terms(settings, terms, check_lease)
 
 
-def _write(settings: Settings, writer: LaneWriter, claim: Claim) -> None:
-    """Write the first claim of a lane.
+def _write(settings: Settings, writer: LaneWriter, claim: Claim, check_lease: Callable[[], None]) -> None:
+    """Write the first claim of a lane, which follows the claim that `writer` has found.
 
     A forwarder that looked at the terms before they were without lanes may fence the writer. It takes nothing, and is
-    fenced in turn.
+    fenced in turn. But a job that has taken the lease meanwhile fences it too, and its forwarders write claims.
     """
+    before = writer.claim
     for left in reversed(range(_TRIES)):
         try:
             writer.write(claim)
             return
-        except (KafkaException, LaneTaken) as problem:
-            if left == 0 or isinstance(problem, KafkaException):
-                raise DeliveryFailed(f"lane {writer.lane} of forwarders could not be opened: {problem}") from problem
+        except LaneTaken as taken:
+            if left == 0:
+                raise DeliveryFailed(f"lane {writer.lane} of forwarders could not be opened: {taken}") from taken
+        except KafkaException as problem:
+            raise failure_of(problem, f"lane {writer.lane} of forwarders could not be opened") from problem
         writer.close()
         writer = LaneWriter(settings, librdkafka_options(settings.kafka), writer.lane)
+        check_lease()
+        if writer.claim == claim:
+            # Its commit was sent twice, and the second one was refused.
+            return
+        if writer.claim != before:
+            raise DeliveryFailed(f"lane {writer.lane} of forwarders has a claim that nobody may have written")
 
 
 def _fence_all(settings: Settings) -> dict[int, LaneWriter]:
@@ -104,5 +112,4 @@ def _fence_all(settings: Settings) -> dict[int, LaneWriter]:
         with ThreadPoolExecutor(max_workers=_OPENED_AT_A_TIME) as threads:
             return dict(enumerate(threads.map(fence, range(lanes))))
     except KafkaException as problem:
-        kind = BrokerUnreachable if is_outage(problem.args[0]) else DeliveryFailed
-        raise kind(f"earlier owners of lanes could not be fenced: {problem}") from problem
+        raise failure_of(problem, "earlier owners of lanes could not be fenced") from problem

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException
 
-from conf.errors import DeliveryFailed
+from conf.errors import BrokerUnreachable, DeliveryFailed
+from conf.kafka.error_codes import is_outage
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
@@ -40,8 +41,14 @@ def write_terms(settings: Settings, terms: Terms, check_lease: Callable[[], None
         check_lease()
         producer.write([LogRecord(topic, TERMS_PARTITION, terms.to_bytes())])
     except (KafkaException, ProducerFenced) as problem:
-        raise DeliveryFailed(f"the terms of forwarders could not be written to {topic}: {problem}") from problem
+        raise failure_of(problem, f"the terms of forwarders could not be written to {topic}") from problem
     finally:
         producer.close()
     # A commit is done before it is seen. The read ends only where no transaction is open.
     newest_value(options, topic, TERMS_PARTITION, after_fencing=True)
+
+
+def failure_of(problem: KafkaException | ProducerFenced, what: str) -> BrokerUnreachable | DeliveryFailed:
+    """Return the error for `what` could not be done: BrokerUnreachable in an outage, after which it is tried again."""
+    is_away = isinstance(problem, KafkaException) and is_outage(problem.args[0])
+    return (BrokerUnreachable if is_away else DeliveryFailed)(f"{what}: {problem}")

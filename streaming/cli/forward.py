@@ -14,8 +14,8 @@ def forward(
 ) -> None:
     """Forward messages that are due soon until SIGTERM or Ctrl-C, beside the job or on another host.
 
-    The job starts forward.processes of these itself; if it starts none, set forward.elsewhere for it. All forwarders of
-    an application share its input partitions. Prints `running` when it has joined them.
+    The job starts forward.processes of these itself. Set forward.elsewhere for it if there are others: then all
+    forwarders of the application share its input partitions. Prints `running` when it has joined them.
     """
     from streaming.forward.process import ForwardProcess
     from streaming.monitor.forward_metrics import monitored_forward

@@ -86,8 +86,9 @@ class LaneForwarder(PartThread):
         self._context = context
         self._settings = context.settings
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
-        # The messages that the lane has taken and not written yet.
+        # What the lane has taken and not written yet, and the latest clock by which it took that (epoch ms).
         self._taken: list[pa.Table] = []
+        self._taken_ms = 0
         # When a transaction began last, by the monotonic clock.
         self._written_s = 0.0
 
@@ -121,7 +122,7 @@ class LaneForwarder(PartThread):
         watch = self._context.watch
         # Looked up again before anything is fenced: that would disturb a job that has just closed the lanes.
         if not watch.inputs.of_lane(self.lane) or not watch.look().of_lane(self.lane):
-            self._stopping.wait(_IDLE_S)
+            self._idle()
             return
         # 1. Fence, and read the claim.
         with closing(LaneWriter(self._settings, self._context.options, self.lane)) as writer:
@@ -129,10 +130,10 @@ class LaneForwarder(PartThread):
             inputs = watch.look()
             terms, claim, places = inputs.terms, writer.claim, inputs.of_lane(self.lane)
             if terms is None or claim is None or claim.epoch != terms.epoch or not places:
-                self._stopping.wait(_IDLE_S)
+                self._idle()
                 return
             failpoint("lane-opened")
-            lane, self._taken = Lane(claim, places, terms.topic_ids), []
+            lane, self._taken, self._taken_ms = Lane(claim, places, terms.topic_ids), [], 0
             log.info("lane %d: forwarding %s", self.lane, ", ".join(f"{topic}/{number}" for topic, number in places))
             # 3. Read, accept, write.
             with closing(self._consumer()) as consumer:
@@ -143,6 +144,10 @@ class LaneForwarder(PartThread):
                         self._step(consumer, lane, writer, terms)
                 finally:
                     self.is_reading = False
+
+    def _idle(self) -> None:
+        self._retry.end()
+        self._stopping.wait(_IDLE_S)
 
     def _holds(self, inputs: Inputs) -> bool:
         return self._context.watch.inputs is inputs
@@ -194,6 +199,7 @@ class LaneForwarder(PartThread):
         if not messages.num_rows:
             return
         self._taken.append(messages)
+        self._taken_ms = max(self._taken_ms, clock_ms)
         dues = pc.min_max(messages.column("deliver_at_ms")).as_py()
         lane.take(
             _offsets(messages),
@@ -211,10 +217,10 @@ class LaneForwarder(PartThread):
         chunks = {
             shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
-        writer.write(claim, chunks, partial(self._check_clock, clock_ms))
+        writer.write(claim, chunks, partial(self._check_clock, max(self._taken_ms, clock_ms)))
         failpoint("near-claimed")
         lane.claimed(claim)
-        self._taken = []
+        self._taken, self._taken_ms = [], 0
         self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
 
     def _check_clock(self, clock_ms: int, stamp_ms: int) -> None:

@@ -12,9 +12,10 @@ from state.claims import Claim
 # Topic and number of an input partition.
 Place = tuple[str, int]
 
-# More records than these are the batches' work, and so are fewer if reading does not catch up with them in a while.
-MOST_BEHIND = 20_000
-_LITTLE_BEHIND = 5_000
+# More records than these are the batches' work, and so are fewer if reading does not catch up with them in a while. A
+# process that reads one lane, as by default, catches up with the first in half a second.
+MOST_BEHIND = 50_000
+_LITTLE_BEHIND = 10_000
 MOST_BEHIND_S = 3.0
 # How long a claim waits for more to be read, unless a message that is taken is due sooner. Batches wait for claims.
 CLAIM_EVERY_S = 0.1

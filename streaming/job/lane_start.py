@@ -2,7 +2,7 @@
 
 | forwarders (`[forward]`) | the lanes | the start |
 | --- | --- | --- |
-| off | were never open, or are closed | leaves them |
+| off | were never open, or are closed | keeps them closed |
 | off | are open | closes them: what no claim has decided is the batches' |
 | on | are open, and as many as are wanted | tells forwarders the present settings |
 | on | are open, but not as many | closes them, and opens them anew |
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 
 from confluent_kafka import KafkaException
 
@@ -31,7 +32,7 @@ from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import input_bounds, offered_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.input_ids import newest_ids, with_present
+from state.checkpoint.input_ids import newest_ids, recreated, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets, as_offsets
 from state.claims import Terms
 from streaming.checkpoint.recovery import Recovered, read_markers
@@ -63,7 +64,7 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
     own = batch_settings_from(settings, offered, range(origin.shards), origin, most_bytes, ids)
     terms = Terms(origin.epoch, settings.forward.lanes(origin.shards), own)
     open_lanes(settings, close_lanes(settings, check_lease), terms, {}, present, check_lease)
-    log.info("%d lanes are open: this application has never run", terms.lanes)
+    log.info("open lanes: %d; this application has never run", terms.lanes)
 
 
 def _is_unused_folder(settings: Settings) -> bool:
@@ -111,20 +112,30 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
             f"{settings.claims_topic} has no terms, although forwarders have taken messages: it was created again, and "
             f"they would deliver again what they have taken. {LOST_CLAIMS_REMEDY}"
         )
-    stay_open = terms is not None and wanted.lanes > 0 and (terms.epoch, terms.lanes) == (wanted.epoch, wanted.lanes)
+    # Claims of a topic that was created again are about the one before.
+    again = recreated(newest.input_ids, input_ids(settings))
+    ids = {topic: known for topic, known in newest.input_ids.items() if topic not in again}
+
+    def watch_lanes() -> ClaimWatch:
+        return ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids, lease.check_now)
+
+    were_open = terms is not None and terms.epoch == wanted.epoch and min(terms.lanes, wanted.lanes) > 0
+    stay_open = were_open and terms is not None and terms.lanes == wanted.lanes
+    if were_open and not stay_open:
+        # Before the lanes are opened behind what batches have read.
+        with closing(watch_lanes()) as before:
+            before.check_complete(read, ids)
     writers = {} if stay_open else close_lanes(settings, lease.check_now)
     if stay_open or not wanted.lanes:
         write_terms(settings, wanted, lease.check_now)
     else:
         positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)
         open_lanes(settings, writers, wanted, positions, newest_ids(newest.input_ids), lease.check_now)
-    log.info(
-        "%s", f"{wanted.lanes} lanes are open" if wanted.lanes else "forwarders are off: batches do all of the work"
-    )
-    watch = ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids, lease.check_now)
+    log.info("%s", f"open lanes: {wanted.lanes}" if wanted.lanes else "forwarders are off: batches do all of the work")
+    watch = watch_lanes()
     if stay_open:
-        watch.check_complete(read, newest.input_ids)
-    watch.check_ends({source: end for source, (_, end) in input_bounds(settings).items()}, newest.input_ids)
+        watch.check_complete(read, ids)
+    watch.check_ends({source: end for source, (_, end) in input_bounds(settings).items()}, ids)
     return watch
 
 

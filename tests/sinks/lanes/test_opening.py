@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
 
-from conf.errors import ApplicationHeld
+from conf.errors import ApplicationHeld, DeliveryFailed
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes import opening
@@ -98,6 +99,25 @@ def test_without_the_lease_nothing_is_written_and_nobody_fenced(
     assert newest_terms(settings) == replace(terms, lanes=0)
     found = newest_claim(open_writer(_HERE))
     assert found.positions == {"in": {"0": 6}}
+
+
+@pytest.mark.parametrize(("finds", "error"), [(is_lost, ApplicationHeld), (holds, DeliveryFailed)])
+def test_who_hung_while_another_job_opened_the_lanes_writes_no_claim_over_theirs(
+    settings: Settings, terms: Terms, open_writer: Open, finds: Callable[[], None], error: type[Exception]
+) -> None:
+    begin(settings, terms, {"in": {"0": 5}})
+    writers = close_lanes(settings, holds)
+    begin(settings, terms, {"in": {"0": 5}})
+    owner = open_writer(_HERE)
+    owner.write(claim(owner.claim, 20))
+    checks = chain([holds], repeat(finds))
+
+    def check_lease() -> None:
+        next(checks)()
+
+    with pytest.raises(error):
+        open_lanes(settings, writers, terms, {"in": {"0": 5}}, IDS, check_lease)
+    assert newest_claim(open_writer(_HERE)).positions == {"in": {"0": 20}}
 
 
 def test_lanes_that_were_never_open_begin_at_the_positions(settings: Settings, terms: Terms, open_writer: Open) -> None:

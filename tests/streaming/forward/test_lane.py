@@ -75,19 +75,19 @@ def test_what_is_far_behind_is_left_to_the_batches_at_once_and_unread() -> None:
 
 def test_what_stays_behind_is_left_to_the_batches_after_a_while() -> None:
     own = lane()
-    own.ends_at(A, 8_000)
+    own.ends_at(A, 16_000)
     assert own.behind(1.0) == {}
-    own.read(A, 1_000, 2.0)
-    own.ends_at(A, 9_000)
+    own.read(A, 2_000, 2.0)
+    own.ends_at(A, 17_000)
     assert own.behind(1.0 + MOST_BEHIND_S) == {}
-    assert own.behind(1.1 + MOST_BEHIND_S) == {A: 9_000}
+    assert own.behind(1.1 + MOST_BEHIND_S) == {A: 17_000}
     # Reading catches up in between: the time begins again.
     other = lane()
-    other.ends_at(A, 8_000)
-    assert other.behind(1.0) == {}
-    other.read(A, 7_000, 2.0)
-    assert other.behind(2.0) == {}
     other.ends_at(A, 16_000)
+    assert other.behind(1.0) == {}
+    other.read(A, 12_000, 2.0)
+    assert other.behind(2.0) == {}
+    other.ends_at(A, 26_000)
     assert other.behind(3.0) == {}
     assert other.behind(1.1 + MOST_BEHIND_S) == {}
 
