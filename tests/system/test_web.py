@@ -81,6 +81,8 @@ def test_a_person_looks_cancels_and_postpones(
     # The counts need no login.
     page.shows("#figures", r"40\s+messages wait")
     page.shows("#job", "the job answers at")
+    page.shows("#forwarders", r"^\S+-job-forward-0 on \S+; 0 records undecided$")
+    page.shows("#lanes tbody", r"^0 0 \S+-job-forward-0 \S+-job-forward-0$")
     assert_eventually(lambda: browser.find_elements("css selector", "#due .bars path"), 30, "the chart")
     assert not page.element("#count").is_displayed()
 

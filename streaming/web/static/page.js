@@ -73,9 +73,18 @@ function logOut() {
   $("act").hidden = true;
 }
 
+// Without lanes, batches do all of the work. If the brokers did not say, there may be some.
+function isForwarded(status) {
+  return status.forward === null || status.forward.lanes.length > 0;
+}
+
+function running(part) {
+  return part ? count(part.processes.length) : "unknown";
+}
+
 function figures(status) {
   const newest = samples[samples.length - 1];
-  const release = status.release;
+  const { release, forward } = status;
   const shown = [
     [count(status.waiting.total), "messages wait"],
     [away(status.next_due_ms, status.now_ms), "is the next due"],
@@ -85,7 +94,9 @@ function figures(status) {
     [`${count(status.sealed.buckets)} / ${count(status.sealed.segments)}`, "buckets / segments"],
     [status.merges ? `${count(status.merges.running)} / ${count(status.merges.finished)}` : "unknown",
      "merges now / in all"],
-    [release ? count(release.processes.length) : "unknown", "release processes"],
+    isForwarded(status)
+      ? [`${running(release)} / ${running(forward)}`, "release processes / forwarders"]
+      : [running(release), "release processes"],
     [status.holder ? `${status.holder.host} ${status.holder.pid}` : "nobody", "holds the lease"],
   ];
   $("figures").replaceChildren(...shown.map(([value, what]) => {
@@ -121,6 +132,18 @@ function shards(status) {
       late ? count(late.messages) : "-",
       ...(late ? [late.p50_ms, late.p99_ms, late.max_ms].map(duration) : ["-", "-", "-"]),
     ]);
+  }));
+}
+
+function forwarders(status) {
+  const { processes, lanes } = status.forward || { processes: [], lanes: [] };
+  const names = processes.map((process) => `${process.name} on ${process.host}`).join(", ") || "no process runs";
+  const undecided = lanes.reduce((sum, lane) => sum + lane.undecided, 0);
+  $("forward").hidden = !isForwarded(status);
+  $("forwarders").textContent = status.forward ? `${names}; ${count(undecided)} records undecided` : "unknown";
+  $("lanes").tBodies[0].replaceChildren(...lanes.map((lane) => {
+    const forwarder = processes.find((process) => process.lanes.includes(lane.lane));
+    return row([lane.lane, count(lane.undecided), lane.owner || "-", forwarder ? forwarder.name : "none"]);
   }));
 }
 
@@ -188,6 +211,7 @@ async function refresh() {
     if (now.status) {
       figures(now.status);
       shards(now.status);
+      forwarders(now.status);
       draw(now.status);
     }
   } catch (problem) {

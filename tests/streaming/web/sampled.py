@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from sinks.group.members import Member
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.position import Lateness
 from state.checkpoint.planned_batch import PlannedBatch
+from state.claims import JOB
 from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
 from streaming.status.formats import as_json
 from streaming.status.input_lag import PartitionLag
+from streaming.status.lanes import LaneStatus
 from streaming.status.ready import ReadyShard
 from streaming.status.sample import Sample
 from streaming.status.status import ShardStatus, Status
@@ -25,14 +27,25 @@ from streaming.status.status import ShardStatus, Status
 _EVERY_MS = 5_000
 _DUE = (0, 5_120, 24_800, 96_400, 210_300, 388_000, 512_700, 1_204_000, 903_500, 655_100, 402_700, 0)
 
+_LANES = [LaneStatus(0, "delayline-forward-0", 12), LaneStatus(1, JOB, 1_840)]
+_FORWARDERS = [Member("delayline-forward-0", "delayline-forward-0", [0], False)]
+
 
 class SampledHistory:
-    """Stands in for `streaming.web.history.History`."""
+    """Stands in for `streaming.web.history.History`.
+
+    `lanes` and `forwarders` are those of the status: by default, one of two lanes has a forwarder.
+    """
+
+    def __init__(self, lanes: list[LaneStatus] | None = _LANES, forwarders: list[Member] | None = _FORWARDERS) -> None:
+        self._lanes, self._forwarders = lanes, forwarders
 
     def now(self, since_ms: int) -> dict[str, Any]:
         """Return a status of now, the samples after `since_ms`, and problems."""
         now_ms = time.time_ns() // 1_000_000
         first = now_ms // _EVERY_MS - 700
+        status = _status(now_ms)
+        broker = replace(status.broker, lanes=self._lanes, forwarders=self._forwarders)
         samples = [_sample(number) for number in range(first, now_ms // _EVERY_MS)]
         problems = [
             (95_000, "delayline-release-1", "Kafka does not answer (shard 1): Local: Timed out; trying again"),
@@ -40,7 +53,7 @@ class SampledHistory:
             (1_900_000, "delayline-release-0", "messages to orders-old become dead letters: the topic is gone"),
         ]
         return {
-            "status": as_json(_status(now_ms)),
+            "status": as_json(replace(status, broker=broker)),
             "samples": [asdict(sample) for sample in samples if sample.at_ms > since_ms],
             "problems": [
                 {"at_ms": now_ms - ago_ms, "process": process, "level": "WARNING", "message": message}

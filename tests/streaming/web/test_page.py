@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streaming.status.lanes import LaneStatus
 from streaming.web import server
 from streaming.web.selections import Selection
 from tests.browser import Page, chromium
@@ -154,11 +155,14 @@ def test_the_page_shows_all_that_is_sampled(tmp_path: Path) -> None:
     PAGE_PICTURE=docs/images/page.png pytest tests/streaming/web/test_page.py -k sampled
     """
     with chromium(tmp_path) as browser, site(messages=_Orders(), history=SampledHistory()) as found:
-        browser.set_window_size(1280, 1960)
+        browser.set_window_size(1280, 2060)
         page = Page(browser, f"http://127.0.0.1:{found.port}/")
         page.shows("#figures", r"1 / 412\s+merges now / in all")
         page.shows("#merges", "^last 94 s ago, 16 buckets in 3.1 s; 15.3 min in all$")
         page.shows("#shards", "delayline-release-1")
+        page.shows("#figures", r"2 / 1\s+release processes / forwarders")
+        page.shows("#forwarders", "^delayline-forward-0 on delayline-forward-0; 1,852 records undecided$")
+        page.shows("#lanes", r"0 12 delayline-forward-0 delayline-forward-0\s+1 1,840 the job none")
         page.shows("#problems", "delayline-release-1 WARNING Kafka does not answer")
         lines = {"due": 0, "lateness": 2, "rates": 2, "waiting": 3, "buckets": 3}
         assert_eventually(lambda: _lines(browser, lines) == lines, 60, "the charts")
@@ -166,7 +170,28 @@ def test_the_page_shows_all_that_is_sampled(tmp_path: Path) -> None:
         page.shows("#said", "2 shown")
         picture = Path(os.environ.get("PAGE_PICTURE", tmp_path / "page.png"))
         page.picture(picture)
-    assert 20_000 < picture.stat().st_size < 250_000
+    assert 20_000 < picture.stat().st_size < 300_000
+
+
+def test_the_page_shows_lanes_only_if_forwarders_are_on_and_says_if_none_runs(tmp_path: Path) -> None:
+    def seen(browser: WebDriver, history: SampledHistory) -> Page:
+        with site(history=history) as found:
+            page = Page(browser, f"http://127.0.0.1:{found.port}/")
+            page.shows("#job", "the job answers")
+        return page
+
+    with chromium(tmp_path) as browser:
+        page = seen(browser, SampledHistory(lanes=[], forwarders=[]))
+        page.shows("#figures", r"2\s+release processes\n")
+        assert not page.element("#forward").is_displayed()
+        page = seen(browser, SampledHistory(lanes=[LaneStatus(0, "", 7)], forwarders=[]))
+        page.shows("#figures", r"2 / 0\s+release processes / forwarders")
+        page.shows("#forwarders", "^no process runs; 7 records undecided$")
+        page.shows("#lanes tbody", "^0 7 - none$")
+        # The brokers did not say.
+        page = seen(browser, SampledHistory(lanes=None, forwarders=None))
+        page.shows("#figures", r"2 / unknown\s+release processes / forwarders")
+        page.shows("#forwarders", "^unknown$")
 
 
 def test_no_button_is_clicked_by_enter_in_the_form_that_acts() -> None:
