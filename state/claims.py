@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
+from types import MappingProxyType
 
 import pydantic.dataclasses
 from pydantic import TypeAdapter
 from pyroaring import BitMap, BitMap64
 
+from conf.errors import CheckpointMismatch
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import Offsets
@@ -29,6 +31,9 @@ from state.checkpoint.stored_json import STORED, RecordFormat
 TERMS_PARTITION = 0
 # The owner of a lane that the job itself has taken.
 JOB = "the job"
+# Kafka's value for a leader epoch that is not known.
+NO_EPOCH = -1
+_NO_EPOCHS: Mapping[tuple[str, int], int] = MappingProxyType({})
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
@@ -71,6 +76,9 @@ class Claim:
     - `taken`: which of these the owner has taken: the distances from the first of them, as a Roaring bitmap in Base64;
       none of a partition without
     - `topic_ids`: Kafka's ids of the topics that the positions belong to
+    - `leader_epochs`: Kafka's leader epoch of the record just before each position; NO_EPOCH, or no entry, if it is not
+      known. It tells that record from another one that gets its offset after a log was cut
+    - `cut`: the partitions that an owner has found to be cut, and the position below which decided records are lost
     - `due_before_ms`: all messages that were ever taken in the lane are due before (epoch ms)
     - `is_urgent`: whether it leaves a record to the batches for which someone waits
     """
@@ -81,6 +89,8 @@ class Claim:
     decided: Offsets = field(default_factory=dict)
     taken: dict[str, dict[str, str]] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
+    leader_epochs: Offsets = field(default_factory=dict)
+    cut: Offsets = field(default_factory=dict)
     due_before_ms: int = 0
     is_urgent: bool = False
 
@@ -98,6 +108,28 @@ class Claim:
         if self.topic_ids.get(topic) != topic_id:
             return 0
         return self.positions.get(topic, {}).get(str(partition), 0)
+
+    def leader_epoch(self, topic: str, partition: int, topic_id: str) -> int:
+        """Return the leader epoch of the record just before the position; NO_EPOCH if it is not known."""
+        if self.topic_ids.get(topic) != topic_id:
+            return NO_EPOCH
+        return self.leader_epochs.get(topic, {}).get(str(partition), NO_EPOCH)
+
+    def cuts(self, topic_ids: Mapping[str, str]) -> list[str]:
+        """Return a sentence for `check_uncut` on each partition of the topics that is known to be cut."""
+        return [
+            f"{topic}/{number} has lost records below offset {position}, up to which forwarders have read"
+            for topic, own in self.cut.items()
+            if topic_ids.get(topic) == self.topic_ids[topic]
+            for number, position in own.items()
+        ]
+
+    def found_cut(self, owner: str, places: Iterable[tuple[str, int]]) -> Claim:
+        """Return the claim that follows this one, and says of the (topic, partition)s `places` that they are cut."""
+        cut = {topic: dict(own) for topic, own in self.cut.items()}
+        for topic, partition in places:
+            cut.setdefault(topic, {})[str(partition)] = self.positions[topic][str(partition)]
+        return replace(self, owner=owner, decided={}, taken={}, cut=cut, is_urgent=False)
 
     def is_beyond(self, needed: Offsets, topic_ids: Mapping[str, str], epoch: int) -> bool:
         """Return whether the lane has decided offsets at or above `needed`, by this claim or an earlier one.
@@ -143,17 +175,21 @@ class Claim:
         topic_ids: Mapping[str, str],
         due_before_ms: int = 0,
         is_urgent: bool = False,
+        leader_epochs: Mapping[tuple[str, int], int] = _NO_EPOCHS,
     ) -> Claim:
         """Return the claim that follows this one in its lane.
 
         `reached` has the new position of each (topic, partition) that has moved, and `taken` the offsets below it, at
-        or above the one before, that the owner takes. `topic_ids` are the present ids of these topics.
+        or above the one before, that the owner takes. `topic_ids` are the present ids of these topics, and
+        `leader_epochs` those of the records just before the new positions, as far as they are known.
         """
         positions = {
             topic: dict(own)
             for topic, own in self.positions.items()
             if topic_ids.get(topic, self.topic_ids.get(topic)) == self.topic_ids.get(topic)
         }
+        epochs = {topic: dict(own) for topic, own in self.leader_epochs.items() if topic in positions}
+        cut = {topic: own for topic, own in self.cut.items() if topic in positions}
         decided: Offsets = {}
         bitmaps: dict[str, dict[str, str]] = {}
         for (topic, partition), position in reached.items():
@@ -161,6 +197,7 @@ class Claim:
             if position <= first:
                 continue
             positions.setdefault(topic, {})[str(partition)] = position
+            epochs.setdefault(topic, {})[str(partition)] = leader_epochs.get((topic, partition), NO_EPOCH)
             decided.setdefault(topic, {})[str(partition)] = position - first
             distances = BitMap(offset - first for offset in taken.get((topic, partition), ()))
             if distances:
@@ -174,6 +211,8 @@ class Claim:
             decided=decided,
             taken=bitmaps,
             topic_ids=known,
+            leader_epochs=epochs,
+            cut=cut,
             due_before_ms=max(self.due_before_ms, due_before_ms),
             is_urgent=is_urgent,
         )
@@ -181,6 +220,19 @@ class Claim:
 
 _CLAIM = RecordFormat(TypeAdapter(Claim), "a claim in the claims topic")
 _TERMS = RecordFormat(TypeAdapter(Terms), "a record of terms in the claims topic")
+
+
+def check_uncut(cuts: Collection[str]) -> None:
+    """Raise CheckpointMismatch if there are `cuts`: sentences on input partitions that have lost decided records.
+
+    A log is cut if a replica becomes its leader that lacks its newest records, or a broker comes back without them. New
+    records then have the offsets of lost ones. Batches leave out those whose offsets claims have taken.
+    """
+    if cuts:
+        raise CheckpointMismatch(
+            f"{'; '.join(cuts)}: the topic has lost its newest records, and new ones would count as taken. Delete the "
+            "topic, create it again, and start with topics.skip_expired=true; publish again what nobody has read of it"
+        )
 
 
 def lane_of(topic: str, partition: int, lanes: int) -> int:

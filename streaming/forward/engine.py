@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,7 @@ from sinks.ready_log.hand_over import ready_chunks
 from sinks.release.wall_clock import now_ms
 from sources.intake.consumed import records_of
 from sources.intake.near import accept_near
-from state.claims import Terms
+from state.claims import NO_EPOCH, Terms, check_uncut
 from state.message import empty_messages
 from state.order import in_order
 from state.shards import by_shard
@@ -117,7 +117,8 @@ class LaneForwarder(PartThread):
 
         The lane is left alone as long as the terms say that forwarders take nothing, or it has no claim of their epoch:
         the job may be about to write it. Raises LaneTaken; KafkaException and BrokerUnreachable, after which the newest
-        claim says where to go on; the errors of topics that need an operator.
+        claim says where to go on; CheckpointMismatch for a partition that was cut; the errors of topics that need an
+        operator.
         """
         watch = self._context.watch
         # Looked up again before anything is fenced: that would disturb a job that has just closed the lanes.
@@ -132,6 +133,7 @@ class LaneForwarder(PartThread):
             if terms is None or claim is None or claim.epoch != terms.epoch or not places:
                 self._idle()
                 return
+            check_uncut(claim.cuts(terms.topic_ids))
             failpoint("lane-opened")
             lane, self._taken, self._taken_ms = Lane(claim, places, terms.topic_ids), [], 0
             log.info("lane %d: forwarding %s", self.lane, ", ".join(f"{topic}/{number}" for topic, number in places))
@@ -141,7 +143,9 @@ class LaneForwarder(PartThread):
                 self.is_reading = True
                 try:
                     while not self._stopping.is_set() and self._holds(inputs) and not writer.is_spent:
-                        self._step(consumer, lane, writer, terms)
+                        stuck = self._step(consumer, lane, writer, terms)
+                        if stuck and not self._resume(consumer, lane, writer, stuck):
+                            break
                 finally:
                     self.is_reading = False
 
@@ -152,32 +156,56 @@ class LaneForwarder(PartThread):
     def _holds(self, inputs: Inputs) -> bool:
         return self._context.watch.inputs is inputs
 
-    def _step(self, consumer: Consumer, lane: Lane, writer: LaneWriter, terms: Terms) -> None:
-        """Take what has come, and write it with a claim once that is due."""
+    def _step(self, consumer: Consumer, lane: Lane, writer: LaneWriter, terms: Terms) -> set[Place]:
+        """Take what has come, and write it with a claim once that is due. Return what `_read` could not go on with."""
         due_s = lane.claim_due_s()
         self.stepped_s = begun_s = time.monotonic()
         self.behind = lane.lag
         pause_s = self._written_s + _PACE_S - begun_s
         if pause_s > 0:
             time.sleep(pause_s)
-        records, reached = _read(consumer, lane, _POLL_S if due_s is None else max(0.0, due_s - begun_s))
+        records, reached, stuck = _read(consumer, _POLL_S if due_s is None else max(0.0, due_s - begun_s))
         self._retry.end()
         if self._skip_backlog(consumer, lane, reached):
             records, reached = [], {}
         if records:
             self._take(lane, records, terms)
         now_s = time.monotonic()
-        for place, position in reached.items():
-            lane.read(place, position, now_s)
+        for place, (position, leader_epoch) in reached.items():
+            lane.read(place, position, now_s, leader_epoch)
         due_s = lane.claim_due_s()
         if due_s is not None and now_s >= due_s:
             self._write(lane, writer, terms)
+        return stuck
 
-    def _skip_backlog(self, consumer: Consumer, lane: Lane, reached: Mapping[Place, int]) -> bool:
+    def _resume(self, consumer: Consumer, lane: Lane, writer: LaneWriter, stuck: Collection[Place]) -> bool:
+        """Go on in partitions where the client cannot. Return False if the lane must be opened again instead.
+
+        Either the records there were deleted unread, or the partition was cut: it ends below the position, or has other
+        records below it, as the client knows by their leader epochs.
+
+        Raises CheckpointMismatch if a partition was cut, and says so in a claim: the job must end too.
+        """
+        # What is cut may be more than claims have decided, or less, and then nothing is wrong. The client knows once it
+        # begins at the position of a claim.
+        if any(map(lane.has_read, stuck)):
+            return False
+        # A topic that was created again ends below the position too.
+        if not {*stuck}.issubset(self._context.watch.look(for_terms=False).of_lane(self.lane)):
+            return False
+        firsts = {place: consumer.get_watermark_offsets(TopicPartition(*place), _END_TIMEOUT_S)[0] for place in stuck}
+        if cut := lane.resume(firsts, time.monotonic()):
+            claim = lane.claim.found_cut(self._context.member, cut)
+            writer.write(claim)
+            check_uncut(claim.cuts(claim.topic_ids))
+        _assign(consumer, lane)
+        return True
+
+    def _skip_backlog(self, consumer: Consumer, lane: Lane, reached: Mapping[Place, tuple[int, int]]) -> bool:
         """Leave what is there to the batches, unread, if the lane is too far behind. Return whether that is so."""
-        for place in reached:
+        for place, (position, _) in reached.items():
             _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            lane.ends_at(place, max(end, reached[place]))
+            lane.ends_at(place, max(end, position))
         if not (backlog := lane.behind(time.monotonic())):
             return False
         # The client has told where the partitions end for readers of all records. An open transaction may hide some.
@@ -245,8 +273,8 @@ class LaneForwarder(PartThread):
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "isolation.level": "read_committed",
-                # Records that were deleted unread leave a gap. Whether that is an error is for the job to say.
-                "auto.offset.reset": "earliest",
+                # Where records were deleted unread, or the log was cut, `_resume` finds out which.
+                "auto.offset.reset": "error",
                 "enable.partition.eof": True,
                 # With a rack, a follower may answer, which has new records later.
                 "client.rack": "",
@@ -265,29 +293,37 @@ class LaneForwarder(PartThread):
 
 
 def _assign(consumer: Consumer, lane: Lane) -> None:
-    consumer.assign([TopicPartition(*place, position) for place, position in lane.positions.items()])
+    consumer.assign(
+        [
+            # A new client checks with the epoch that the log has not been cut since.
+            TopicPartition(*place, position, leader_epoch=lane.leader_epochs[place])
+            for place, position in lane.positions.items()
+        ]
+    )
 
 
-def _read(consumer: Consumer, lane: Lane, timeout_s: float) -> tuple[list[Message], dict[Place, int]]:
-    """Return the records that have come, and how far each partition is read with them.
+def _read(consumer: Consumer, timeout_s: float) -> tuple[list[Message], dict[Place, tuple[int, int]], set[Place]]:
+    """Return the records that have come, how far partitions are read with them, and where the client cannot go on.
 
-    Waits for the first one up to `timeout_s`. Raises KafkaException, RightMissing.
+    How far is an offset, and the leader epoch of the record just before it. Waits for the first record up to
+    `timeout_s`. Raises KafkaException, RightMissing.
     """
     records: list[Message] = []
-    reached: dict[Place, int] = {}
+    reached: dict[Place, tuple[int, int]] = {}
+    stuck: set[Place] = set()
     for message in _consumed(consumer, timeout_s):
         error = message.error()
         place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-        position = reached.get(place, lane.positions.get(place))
         if error is None:
-            # The client may begin again at the start of a partition, where it has lost records.
-            if position is not None and offset >= position:
-                records.append(message)
-                reached[place] = offset + 1
+            records.append(message)
+            leader_epoch = message.leader_epoch()
+            reached[place] = offset + 1, NO_EPOCH if leader_epoch is None else leader_epoch
         elif error.code() == KafkaError._PARTITION_EOF:
             # Behind the last record may be offsets without records, such as those of the ends of transactions.
-            if position is not None and offset > position:
-                reached[place] = offset
+            if offset > reached.get(place, (0, 0))[0]:
+                reached[place] = offset, NO_EPOCH
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            stuck.add(place)
         # The login needs no right to the group, which is neither joined nor written to.
         elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED or error.code() in _NO_TOPIC or error.retriable():
             continue
@@ -295,7 +331,7 @@ def _read(consumer: Consumer, lane: Lane, timeout_s: float) -> tuple[list[Messag
             raise right_missing("Read", f"topic {place[0]}")
         else:
             raise KafkaException(error)
-    return records, reached
+    return records, reached, stuck
 
 
 def _consumed(consumer: Consumer, timeout_s: float) -> Iterator[Message]:

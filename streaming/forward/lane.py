@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from state.claims import Claim
+from state.claims import NO_EPOCH, Claim
 
 # Topic and number of an input partition.
 Place = tuple[str, int]
@@ -32,6 +32,9 @@ class Lane:
         self._topic_ids = topic_ids
         # Where to read on in each partition, and where it ends as far as is known.
         self.positions = {place: claim.position(*place, topic_ids[place[0]]) for place in places}
+        # Of the record just before each position.
+        self.leader_epochs = {place: claim.leader_epoch(*place, topic_ids[place[0]]) for place in self.positions}
+        self._begun = dict(self.positions)
         self._ends = dict(self.positions)
         self._taken: dict[Place, list[int]] = {}
         self._due_before_ms = 0
@@ -40,11 +43,28 @@ class Lane:
         self._unclaimed_s: float | None = None
         self._behind_s: float | None = None
 
-    def read(self, place: Place, position: int, now_s: float) -> None:
-        """Note that all of a partition is read below `position`: what is not taken is left to the batches."""
+    def read(self, place: Place, position: int, now_s: float, leader_epoch: int = NO_EPOCH) -> None:
+        """Note that all of a partition is read below `position`: what is not taken is left to the batches.
+
+        `leader_epoch` is that of the record just before, if it is known.
+        """
         if position > self.positions[place]:
-            self.positions[place] = position
+            self.positions[place], self.leader_epochs[place] = position, leader_epoch
             self._unclaimed_s = now_s if self._unclaimed_s is None else self._unclaimed_s
+
+    def has_read(self, place: Place) -> bool:
+        """Return whether the lane has gone on in a partition since it was opened."""
+        return self.positions[place] > self._begun[place]
+
+    def resume(self, firsts: Mapping[Place, int], now_s: float) -> list[Place]:
+        """Go on at the first offsets that partitions have now, since the lane's records were deleted unread.
+
+        Returns the partitions of which that is not so, since they begin at or below the lane's position.
+        """
+        others = [place for place, first in firsts.items() if first <= self.positions[place]]
+        for place, first in firsts.items():
+            self.read(place, first, now_s)
+        return others
 
     def ends_at(self, place: Place, end: int) -> None:
         """Note where a partition ends."""
@@ -70,7 +90,9 @@ class Lane:
     def next_claim(self, owner: str) -> Claim:
         """Return the claim on all that is read."""
         known = {topic: self._topic_ids[topic] for topic, _ in self.positions}
-        return self.claim.next(owner, self.positions, self._taken, known, self._due_before_ms, self._is_urgent)
+        return self.claim.next(
+            owner, self.positions, self._taken, known, self._due_before_ms, self._is_urgent, self.leader_epochs
+        )
 
     def claimed(self, claim: Claim) -> None:
         """Note that the claim of `next_claim` is committed."""

@@ -41,7 +41,7 @@ from streaming.job.arrivals import ArrivalWatch, reads_to_limit
 from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.claim_watch import ClaimWatch
 from streaming.job.clock_watch import check_not_ahead, now_ms
-from streaming.job.input_loss import warn_of_input_loss
+from streaming.job.input_loss import read_bounds, warn_of_input_loss
 from streaming.job.input_watch import InputWatch
 from streaming.job.look_ahead import LookAhead
 from streaming.job.old_claims import OldClaims
@@ -133,7 +133,8 @@ class BatchRunner:
            has the clock of its first try, and the one after it must not be as far behind.
         5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
            replayed.
-        6. Check that the input topics are those that the job knows. Warn if records of the batch were deleted unread.
+        6. Check that the input topics are those that the job knows, and have what claims have decided. Warn if records
+           of the batch were deleted unread.
         7. Decide the cancels that it is asked for, and store what they cancel, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
         9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
@@ -184,8 +185,10 @@ class BatchRunner:
             self._sealed_before.check(batch_id, segments)
             # 6. Check the input. Warn of input loss: without `skip_expired`, Spark has ended the query instead.
             self._input.check(span)
-            if self._settings.topics.skip_expired:
-                warn_of_input_loss(self._settings, span)
+            if self._settings.topics.skip_expired and span.starts != span.ends:
+                bounds = read_bounds(self._settings, batch_id)
+                self._claims.check_ends({source: end for source, (_, end) in bounds.items()}, span.input_ids)
+                warn_of_input_loss(bounds, span)
             failpoint("state-held")
             # 7. Decide cancels. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):

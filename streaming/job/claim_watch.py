@@ -24,7 +24,7 @@ from sinks.lanes.writer import LaneTaken, LaneWriter
 from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan
-from state.claims import JOB, Claim, Claims, lane_of
+from state.claims import JOB, Claim, Claims, check_uncut, lane_of
 from state.taken import Taken
 
 log = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class ClaimWatch:
     def wait(self, span: BatchSpan) -> Taken:
         """Return which records forwarders have taken of those that the batch of `span` reads, once that is decided.
 
-        A replay gets the same. Waits through an outage. Raises BrokerUnreachable after `kafka.outage_limit`, and the
-        errors of `LaneWriter`.
+        A replay gets the same. Waits through an outage. Raises BrokerUnreachable after `kafka.outage_limit`,
+        CheckpointMismatch if a forwarder has found that an input partition is cut, and the errors of `LaneWriter`.
         """
         retry = self._retry(f"batch {span.batch_id}, claims")
         read = _ranges(span)
@@ -118,6 +118,7 @@ class ClaimWatch:
                     self._take_over(lane, span, ends)
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
+        self.check_ends({}, span.input_ids)
         failpoint("claims-read")
         return self.taken(read, span.input_ids)
 
@@ -163,19 +164,17 @@ class ClaimWatch:
     def check_ends(self, ends: Mapping[Source, int], ids: InputIds) -> None:
         """Raise CheckpointMismatch if claims are about records behind the `ends` of input partitions.
 
-        New records there have the offsets of lost ones, and would count as taken.
+        Also if a forwarder has found that they are cut, after which new records may have filled the gap.
         """
-        lost = [
+        cuts = [
             f"{topic}/{number} ends at offset {end}, and forwarders have read up to {position}"
             for (topic, number), end in ends.items()
             if topic in ids and (position := self._claims.position(ids[topic][-1], number)) > end
         ]
-        if lost:
-            raise CheckpointMismatch(
-                f"{'; '.join(lost)}: the topic has lost its newest records, and new ones would count as taken. "
-                "Delete the topic, create it again, and start with topics.skip_expired=true; publish again what nobody "
-                "has read of it"
-            )
+        inputs = {topic: known for topic, known in newest_ids(ids).items() if topic in self._settings.topics.input}
+        for claim in self._newest.values():
+            cuts += claim.cuts(inputs) if claim.epoch == self._epoch else []
+        check_uncut(cuts)
 
     def close(self) -> None:
         """Close the clients."""

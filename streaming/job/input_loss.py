@@ -122,8 +122,11 @@ def input_loss_error(ranges: Iterable[DeletedRange]) -> RecordsExpired:
     )
 
 
-def warn_of_input_loss(settings: Settings, batch: BatchSpan) -> None:
-    """Log which records of a batch were deleted unread, and which partitions have lost records that were read."""
+def warn_of_input_loss(bounds: Bounds, batch: BatchSpan) -> None:
+    """Log which records of a batch were deleted unread, and which partitions have lost records that were read.
+
+    `bounds` are those of the input after the batch has read it.
+    """
     for topic, offsets in batch.ends.items():
         for number, end in offsets.items():
             if end < (start := batch.starts.get(topic, {}).get(number, 0)):
@@ -132,9 +135,7 @@ def warn_of_input_loss(settings: Settings, batch: BatchSpan) -> None:
                     "records. The job goes on at that end. New records have the ids of lost ones",
                     batch.batch_id, topic, number, end, start,
                 )  # fmt: skip
-    if batch.starts != batch.ends and (
-        ranges := deleted_ranges(read_bounds(settings, batch.batch_id), batch.starts, batch.ends)
-    ):
+    if ranges := deleted_ranges(bounds, batch.starts, batch.ends):
         log.warning(
             "batch %d goes on without records: %s were deleted before they were read", batch.batch_id, _listed(ranges)
         )

@@ -13,7 +13,17 @@ from conf.errors import CheckpointMismatch, FormatMismatch
 from conf.settings import Settings
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, as_offsets
-from state.claims import Claim, Claims, Terms, first_claims, lane_of, partition_of_lane
+from state.claims import (
+    JOB,
+    NO_EPOCH,
+    Claim,
+    Claims,
+    Terms,
+    check_uncut,
+    first_claims,
+    lane_of,
+    partition_of_lane,
+)
 
 _IDS = {"in": "A", "other": "B"}
 _FAR = 2**40
@@ -160,6 +170,40 @@ def test_a_topic_that_was_created_again_begins_anew() -> None:
     # Claims on the former topic do not matter to anybody who reads the new one.
     needed = {"in": {"0": 0}}
     assert [claim.is_beyond(needed, {"in": "C"}, 1) for claim in (before, both, after)] == [False, False, True]
+
+
+def test_a_leader_epoch_is_known_as_long_as_the_position_is_the_same() -> None:
+    claim = Claim(1).next("f", {("in", 0): 5, ("in", 1): 6}, {}, _IDS, leader_epochs={("in", 0): 3, ("in", 1): 4})
+    later = Claim.from_bytes(claim.next(JOB, {("in", 0): 5, ("in", 1): 7}, {}, _IDS).to_bytes())
+    assert [later.leader_epoch("in", number, "A") for number in range(3)] == [3, NO_EPOCH, NO_EPOCH]
+    assert later.leader_epoch("in", 0, "created again") == NO_EPOCH
+    anew = later.next("f", {("in", 1): 1}, {}, {"in": "C"})
+    assert [anew.leader_epoch("in", number, "C") for number in range(2)] == [NO_EPOCH, NO_EPOCH]
+
+
+def test_a_lane_says_that_a_partition_is_cut_until_its_topic_is_created_again() -> None:
+    (*_, claim) = follow(Claim(1), {10: [3]})
+    claim = claim.next("f", {("in", 2): 4, ("other", 0): 7}, {}, _IDS)
+    found = claim.found_cut("f", [("in", 0)]).found_cut("f", [("in", 2)])
+    assert found.follows(claim)
+    assert found.offsets_taken() == {}
+    known = Claims()
+    for each in (claim, found):
+        known.add(each)
+    assert known.position("A", 0) == 10
+    # Whoever owns the lane next.
+    later = first_claims(terms(1), {}, {0: found.next(JOB, {("in", 0): 12}, {}, _IDS)}, _IDS)[0]
+    cuts = Claim.from_bytes(later.to_bytes()).cuts(_IDS)
+    assert cuts == [
+        f"in/{n} has lost records below offset {p}, up to which forwarders have read" for n, p in ((0, 10), (2, 4))
+    ]
+    with pytest.raises(
+        CheckpointMismatch, match=r"in/0 has lost .*; in/2 has lost .* Delete the topic, create it again"
+    ):
+        check_uncut(cuts)
+    assert later.cuts({"in": "C", "other": "B"}) == []
+    assert later.next("f", {("in", 0): 1}, {}, {"in": "C"}).cuts({"in": "C"}) == []
+    check_uncut(claim.cuts(_IDS))
 
 
 def test_an_epoch_ends_what_earlier_ones_said() -> None:

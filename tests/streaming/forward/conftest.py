@@ -17,16 +17,19 @@ MakeBench = Callable[..., ForwardBench]
 
 @pytest.fixture
 def make_bench(broker: EmbeddedBroker, make_settings: MakeSettings) -> MakeBench:
-    """A function that makes the topics of a new application: `make_bench("clock.horizon=10s")`."""
+    """A function that makes the topics of a new application: `make_bench("clock.horizon=10s")`.
 
-    def make(*overrides: str) -> ForwardBench:
+    `on` is another broker than the one that tests share.
+    """
+
+    def make(*overrides: str, on: EmbeddedBroker = broker) -> ForwardBench:
         application_id = make_settings().application_id
         topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
-        servers = f"kafka.bootstrap_servers={broker.bootstrap}"
+        servers = f"kafka.bootstrap_servers={on.bootstrap}"
         own = (f"application_id={application_id}", servers, *topics, "monitor.job=", f"bucket.shards={LANES}")
         settings = load_settings(None, [*own, *overrides], environ={})
         ensure_topics(settings, 2)
-        return ForwardBench(broker, settings, (*own, *overrides))
+        return ForwardBench(on, settings, (*own, *overrides))
 
     return make
 

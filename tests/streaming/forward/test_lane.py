@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.claims import Claim, Claims
+from state.claims import NO_EPOCH, Claim, Claims
 from streaming.forward.lane import CLAIM_EVERY_S, MOST_BEHIND, MOST_BEHIND_S, Lane
 
 A, B = ("in", 0), ("in", 3)
@@ -39,6 +39,31 @@ def test_a_claim_says_what_is_read_and_taken_since_the_one_before() -> None:
         known.add(claim)
     assert [*known.taken("id", 0, 0, 99)] == [11, 13]
     assert (known.position("id", 0), known.position("id", 3)) == (15, 4)
+
+
+def test_the_leader_epoch_of_the_last_record_goes_with_the_position_into_the_next_owners_lane() -> None:
+    own = lane()
+    own.read(A, 15, 0, leader_epoch=2)
+    own.read(B, 4, 0, leader_epoch=5)
+    # The end of a transaction, as an end that is told: which epoch it has is not known.
+    own.read(B, 5, 0)
+    # An end that is told again.
+    own.read(A, 15, 0)
+    assert lane(own.next_claim("north")).leader_epochs == {A: 2, B: NO_EPOCH}
+    assert Lane(own.next_claim("north"), [A], {"in": "created again"}).leader_epochs == {A: NO_EPOCH}
+
+
+def test_a_lane_goes_on_behind_deleted_records_and_nowhere_else() -> None:
+    own = lane()
+    own.read(B, 3, 0)
+    assert (own.has_read(A), own.has_read(B)) == (False, True)
+    # A log that was deleted up to the position can be read there, and one that begins below it too.
+    assert own.resume({A: 10}, 0) == [A]
+    assert own.resume({A: 4}, 0) == [A]
+    assert own.positions == {A: 10, B: 3}
+    assert own.resume({A: 11, B: 2}, 0) == [B]
+    assert own.positions == {A: 11, B: 3}
+    assert own.next_claim("north").positions == {"in": {"0": 11, "3": 3}}
 
 
 def test_a_claim_waits_for_a_little_more_unless_a_message_cannot_wait() -> None:

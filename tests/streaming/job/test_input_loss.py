@@ -1,9 +1,20 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from conf.errors import RecordsExpired
-from streaming.job.input_loss import DeletedRange, check_replay, deleted_ranges, input_loss_error, truncated
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from streaming.job.input_loss import (
+    DeletedRange,
+    check_replay,
+    deleted_ranges,
+    input_loss_error,
+    truncated,
+    warn_of_input_loss,
+)
 
 BOUNDS = {("in", 0): (250, 300), ("in", 1): (0, 10), ("in", 2): (7, 7)}
 
@@ -38,6 +49,19 @@ def test_a_job_that_never_read_misses_nothing() -> None:
 def test_a_batch_misses_no_more_than_its_own_range() -> None:
     starts, ends = {"in": {"0": 100, "1": 0}}, {"in": {"0": 120, "1": 5, "2": 3}}
     assert deleted_ranges(BOUNDS, starts, ends) == [DeletedRange("in", 0, 100, 120), DeletedRange("in", 2, 0, 3)]
+
+
+def test_a_batch_warns_of_deleted_records_and_of_a_partition_that_ends_before_what_was_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    starts = {"in": {"0": 240, "1": 10, "2": 7}}
+    ends = {"in": {"0": 300, "1": 4, "2": 7}}
+    batch = BatchSpan(CheckpointOrigin("c", 1, 1), 7, starts=starts, ends=ends)
+    with caplog.at_level(logging.WARNING):
+        warn_of_input_loss(BOUNDS, batch)
+    cut, deleted = (record.getMessage() for record in caplog.records)
+    assert cut.startswith("batch 7: in/1 ends at offset 4, and records up to 10 were read")
+    assert "in/0: offsets 240 to 249 (10 in all) were deleted" in deleted
 
 
 def test_the_error_names_each_range_and_the_remedy() -> None:

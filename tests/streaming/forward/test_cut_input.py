@@ -1,0 +1,147 @@
+"""An input partition loses its newest records, and new ones get their offsets: no forwarder and no batch may go on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from conf.errors import CheckpointMismatch
+from sinks.topics.topic_ids import input_ids
+from sinks.topics.topics import ensure_topics
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from state.claims import lane_of
+from streaming.forward.process import ForwardProcess
+from streaming.job.claim_watch import ClaimWatch
+from streaming.local.broker import EmbeddedBroker
+from tests.eventually import assert_eventually
+from tests.streaming.forward.bench import LANES, ForwardBench, ids
+from tests.streaming.forward.conftest import MakeBench
+
+_CUT = "/0 has lost records below offset 5, up to which forwarders have read"
+
+
+@pytest.fixture(scope="module")
+def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that a test stops, and starts again without records."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("frail"), heap="512m") as running:
+        yield running
+
+
+def _log_bytes(bench: ForwardBench) -> int:
+    """Return how long the log of the first input partition is."""
+    return _log_file(bench).stat().st_size
+
+
+def _restart_cut(bench: ForwardBench, size: int) -> None:
+    """Let the first input partition lose what lies behind `size` bytes, as by a leader election that was not clean."""
+    bench.broker.stop()
+    log_file = _log_file(bench)
+    os.truncate(log_file, size)
+    for path in log_file.parent.iterdir():
+        # The broker makes what it derives from the log again.
+        if path.suffix in {".index", ".timeindex", ".snapshot"}:
+            path.unlink()
+    bench.broker.start()
+
+
+def _log_file(bench: ForwardBench) -> Path:
+    (found,) = (bench.broker.directory / "data" / f"{bench.input}-0").glob("*.log")
+    return found
+
+
+def _error_of_forwarder(bench: ForwardBench, member: str, ended: threading.Event | None = None) -> str | None:
+    """Run a forwarder until it fails, and return its error; None if it is `ended`, or runs on for too long."""
+    deadline_s = time.monotonic() + 90
+    try:
+        ForwardProcess(bench.settings, member).run(
+            lambda _: time.monotonic() > deadline_s or (ended is not None and ended.is_set())
+        )
+    except CheckpointMismatch as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("is_running", "published"),
+    [
+        pytest.param(False, 0, id="it ends below what claims have decided"),
+        pytest.param(False, 9, id="it has grown beyond that before a forwarder looks"),
+        pytest.param(True, 9, id="a forwarder reads it meanwhile"),
+    ],
+)
+def test_a_cut_partition_ends_forwarders_and_batches_until_its_topic_is_created_again(
+    frail: EmbeddedBroker, make_bench: MakeBench, is_running: bool, published: int
+) -> None:
+    bench = make_bench(on=frail)
+    bench.open_lanes()
+    with ThreadPoolExecutor(1) as threads:
+        ended = threading.Event()
+        reading = threads.submit(_error_of_forwarder, bench, "north", ended)
+        bench.publish(5)
+        assert_eventually(lambda: bench.decided(p0=5))
+        if not is_running:
+            ended.set()
+            assert reading.result() is None
+        _restart_cut(bench, 0)
+        bench.publish(published)
+        error = reading.result() if is_running else _error_of_forwarder(bench, "north")
+    assert error is not None
+    assert _CUT in error
+    assert "Delete the topic, create it again, and start with topics.skip_expired=true" in error
+    # Also once nothing of it can be seen in the topic.
+    bench.publish(9)
+    again = _error_of_forwarder(bench, "south")
+    assert again is not None
+    assert _CUT in again
+    newest = bench.claims()[lane_of(bench.input, 0, LANES)][-1]
+    assert newest.cut == {bench.input: {"0": 5}}
+    known = {topic: [own] for topic, own in input_ids(bench.settings).items()}
+    batch = BatchSpan(CheckpointOrigin("c", 1, 1), 0, ends={bench.input: {"0": 5}}, input_ids=known)
+    with closing(ClaimWatch(bench.settings, LANES, 1, {}, known)) as watch:
+        with pytest.raises(CheckpointMismatch, match=_CUT):
+            watch.wait(batch)
+        with pytest.raises(CheckpointMismatch, match=_CUT):
+            watch.check_ends({}, known)
+    assert bench.forwarded() == ids(bench.input, {0: range(5)})
+    # The remedy.
+    client = AdminClient({"bootstrap.servers": bench.broker.bootstrap})
+    client.delete_topics([bench.input])[bench.input].result()
+    assert_eventually(lambda: bench.input not in client.list_topics(timeout=10).topics)
+    ensure_topics(bench.settings, 2)
+    bench.write_terms(bench.terms())
+    with bench.forwarder():
+        bench.publish(2)
+        assert_eventually(lambda: bench.decided(p0=2), 20)
+
+
+def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(
+    frail: EmbeddedBroker, make_bench: MakeBench
+) -> None:
+    bench = make_bench(on=frail)
+    bench.open_lanes()
+    with bench.forwarder():
+        bench.publish(3)
+        assert_eventually(lambda: bench.decided(p0=3))
+    size = _log_bytes(bench)
+    bench.publish(2)
+    _restart_cut(bench, size)
+    # In place of the lost ones, and more.
+    bench.publish(4)
+    with bench.forwarder():
+        assert_eventually(lambda: bench.decided(p0=7), 20)
+    assert bench.forwarded() == ids(bench.input, {0: range(7)})
+    # What a start of the job asks.
+    known = {topic: [own] for topic, own in input_ids(bench.settings).items()}
+    with closing(ClaimWatch(bench.settings, LANES, 1, {}, known)) as watch:
+        watch.check_ends({(bench.input, 0): 7, (bench.input, 1): 0}, known)
+        with pytest.raises(CheckpointMismatch, match="/0 ends at offset 6, and forwarders have read up to 7"):
+            watch.check_ends({(bench.input, 0): 6, (bench.input, 1): 0}, known)
