@@ -36,6 +36,10 @@ class Inputs:
 
         A topic that is another one than the terms say has none: it was deleted and created again, and its records may
         have the ids of old ones. What becomes of that is for the job to say.
+
+        Between two looks a client may go on in the new topic, if that has more records in a partition than the old one
+        had, and the leader epoch is the same. The claim on these names the old topic, so that they come twice: the job
+        reads the new topic from its beginning. To ask for the id before each claim would cost a request each time.
         """
         if self.terms is None or lane >= self.terms.lanes:
             return []
