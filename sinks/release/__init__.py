@@ -4,12 +4,12 @@ It knows Kafka and no Spark, runs in processes of its own (`delayline release`, 
 while the job is down. Shards are divided between the processes by a consumer group.
 
 Read `process` (a member of its group), `shard` (the steps for one shard), `log_reader`, `log_end` (what is left),
-`near_end` (for which asks wait), `pending` (the pure core: what is released next), `room` (what fits a transaction),
-`ring` and `transaction` (writing it), `records` (what a subscriber gets), `known_topics`, `record_check` and `reports`
-(what a topic refuses), `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing),
-`expiry` (what comes too late to be of use), `recall`, `waiting_ids` and `recently_released` (asks for a cancel),
-`stubs` (what takes the place of a refused dead letter), `rate_limiter`, `lateness` and `counts` (what was released),
-`wall_clock`.
+`near_end` (for which asks wait), `pending` (the pure core: what is released next), `encoded_chunks` (what waits there,
+in memory or not), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
+gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `rewrites` (how often a transaction is
+written again), `closed_topics` (which take nothing), `expiry` (what comes too late to be of use), `recall`,
+`waiting_ids` and `recently_released` (asks for a cancel), `stubs` (what takes the place of a refused dead letter),
+`rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
 
 **Two logs.** Batches hand over to the ready log, forwarders to the near log. Each shard merges its partitions of both.
 They are apart since an open transaction hides what follows it: that of a killed hand-over, for up to a minute.

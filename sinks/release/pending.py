@@ -5,7 +5,7 @@ the position that is written with it (`Position`: an offset `taken_in` of each l
 crash, a new `Pending` that begins at the last committed position, and reads each log again from its offset `lowest`,
 plans exactly the rest.
 
-Where a message is:
+Where a message is (the first two in `encoded_chunks`):
 
 1. *Incoming*: in a chunk at or above `taken_in` of its log.
 2. *Waiting*: in a chunk below it that begins at or above the bound. A chunk stays encoded; without room for it in
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,11 +36,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from sortedcontainers import SortedKeyList, SortedList
+from sortedcontainers import SortedList
 
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
+from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
 from sinks.release.recall import Removal, WentTo, decide, left_of, may_be_recalled, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
@@ -60,26 +60,14 @@ _MOST_ORDERED_BYTES = 8 * 1024 * 1024
 _SHARE_OF_ORDERED = 8
 # Of the memory, what open messages may have. The rest is for chunks, and for what is in order.
 _SHARE_OF_OPEN = 2
-# Missing chunks to read at a time.
-_MOST_RELOADED_BYTES = 4 * 1024 * 1024
 # Chunks whose ids are made known at a time, for the first ask: a few milliseconds, so that nothing else is late.
 _INDEXED_AT_A_TIME = 16
 # How often other messages go first, if chunks must be read again to know their ids.
 _MOST_DEFERRALS = 20
-# No place comes before it.
-_FIRST = Place(Log.NEAR, 0)
 
 
 def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
     return [None] * asked.num_rows
-
-
-class PayloadMissing(Exception):
-    """The chunks at `places`, ascending, must be read again and given to `Pending.restore`."""
-
-    def __init__(self, places: list[Place]) -> None:
-        super().__init__(f"{len(places)} chunks must be read again")
-        self.places = places
 
 
 @dataclass(frozen=True)
@@ -105,31 +93,13 @@ class Planned:
 
 
 @dataclass
-class _Chunk:
-    """What is not decoded of a chunk: its messages from `first` on, at the most `count`."""
-
-    place: Place
-    first: OrderKey
-    count: int
-    summary: ChunkSummary
-    payload: bytes | None
-    # Of the messages that may be recalled, in parts; None until an ask makes it known.
-    ids: tuple[ChunkIds, ...] | None = None
-
-    def decoded(self) -> pa.Table:
-        assert self.payload is not None
-        messages = decode_chunk(self.payload)
-        return messages if self.first == self.summary.first else messages.slice(count_before(messages, self.first))
-
-
-@dataclass
 class _Open:
     """What is decoded of `chunk`, at or above the bound; the chunk waits if that is not all.
 
     All of its memory, `nbytes`, is kept as long as a message is left.
     """
 
-    chunk: _Chunk
+    chunk: Chunk
     messages: pa.Table
     nbytes: int
     first_ms: int
@@ -167,34 +137,28 @@ class Pending:
         # Where the near log ended when all asks below an offset of the ready log were read, and that offset.
         self._near_end = self._asked_below = 0
         self._bound: OrderKey | None = position.below
-        self._incoming: dict[Log, deque[_Chunk]] = {log: deque() for log in Log}
-        self._waiting: SortedKeyList[_Chunk, tuple[OrderKey, Place]] = SortedKeyList(key=_need)
+        self._chunks = EncodedChunks()
         self._open: dict[Place, _Open] = {}
+        self._open_bytes = 0
+        # The offsets of the open chunks of each log.
+        self._open_offsets: dict[Log, SortedList[int]] = {log: SortedList() for log in Log}
         self._current = empty_messages()
         # Of each of these, `bytes_at_most`: it costs as much for a slice as for all of them.
         self._current_sizes = _sizes(self._current)
         # The lowest offset in each log of a chunk with messages in `_current`.
         self._current_from: dict[Log, int] = {}
         self._waiting_ids = WaitingIds()
-        # The offsets of waiting and of open chunks of each log; those of chunks that are both, twice.
-        self._live: dict[Log, SortedList[int]] = {log: SortedList() for log in Log}
-        # Those of the waiting chunks whose payload is in memory.
-        self._loaded: SortedKeyList[_Chunk, tuple[OrderKey, Place]] = SortedKeyList(key=_need)
-        self._encoded_bytes = self._open_bytes = 0
-        # The incoming and the waiting chunks.
-        self._by_place: dict[Place, _Chunk] = {}
 
     @property
     def nbytes(self) -> int:
         """The bytes of the messages in memory."""
-        return int(self._encoded_bytes + self._open_bytes + self._current.nbytes)
+        return int(self._chunks.nbytes + self._open_bytes + self._current.nbytes)
 
     @property
     def messages(self) -> int:
         """How many messages there are; those of a chunk that is released in part count whole until it is decoded."""
-        encoded = sum(chunk.count for chunk in self._by_place.values())
-        count: int = encoded + sum(each.messages.num_rows for each in self._open.values()) + self._current.num_rows
-        return count
+        opened = sum(each.messages.num_rows for each in self._open.values())
+        return int(self._chunks.messages + opened + self._current.num_rows)
 
     @property
     def next_due_ms(self) -> int | None:
@@ -204,12 +168,12 @@ class Pending:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is pending."""
-        return not (self._by_place or self._open or self._current.num_rows)
+        return not (self._chunks or self._open or self._current.num_rows)
 
     @property
     def needs_near_end(self) -> bool:
         """Whether asks wait for `learn_near_end`."""
-        incoming = self._incoming[Log.READY]
+        incoming = self._chunks.incoming[Log.READY]
         return bool(incoming) and incoming[0].summary.asks and incoming[0].place.offset >= self._asked_below
 
     def learn_near_end(self, end: int, asked_below: int) -> None:
@@ -233,7 +197,7 @@ class Pending:
         if self._current.num_rows:
             return _first_ms(self._current)
         dues = [each.first_ms for each in self._open.values()]
-        dues += [self._waiting[0].first.deliver_at_ms] if self._waiting else []
+        dues += [self._chunks.waiting[0].first.deliver_at_ms] if self._chunks.waiting else []
         return min(dues, default=None)
 
     def needs(self) -> dict[str, int]:
@@ -241,9 +205,8 @@ class Pending:
 
         It decodes all that is waiting: a tenth of a second for 20 MB.
         """
-        chunks = (chunk for chunk in self._by_place.values() if chunk.payload is not None)
-        opened = (each.messages for each in self._open.values())
-        return united_needs(needs_of(each) for each in chain([self._current], opened, map(_Chunk.decoded, chunks)))
+        opened, encoded = (each.messages for each in self._open.values()), map(Chunk.decoded, self._chunks.in_memory())
+        return united_needs(needs_of(each) for each in chain([self._current], opened, encoded))
 
     def add(self, place: Place, summary: ChunkSummary, payload: bytes) -> None:
         """Add the chunk at `place`; what comes again is ignored.
@@ -261,25 +224,14 @@ class Pending:
             if asks.num_rows:
                 self._remember(removed_before(place, asks))
         if not is_taken_in:
-            chunk = _Chunk(place, summary.first, summary.count, summary, payload)
-            self._incoming[log].append(chunk)
+            self._chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
         elif below is None or summary.last >= below:
             first = summary.first if below is None else max(summary.first, below)
-            chunk = _Chunk(place, first, summary.count, summary, payload)
-            self._wait(chunk)
-        else:
-            return
-        self._by_place[place] = chunk
-        self._encoded_bytes += len(payload)
+            self._chunks.add_waiting(Chunk(place, first, summary.count, summary, payload))
 
     def restore(self, place: Place, payload: bytes) -> None:
         """Give the payload of a chunk that was dropped."""
-        chunk = self._by_place.get(place)
-        if chunk is not None and chunk.payload is None:
-            chunk.payload = payload
-            self._encoded_bytes += len(payload)
-            if place.offset < self.position.of(place.log).taken_in:
-                self._loaded.add(chunk)
+        self._chunks.restore(place, payload)
 
     def shrink(self) -> None:
         """Drop the payloads of the chunks that are needed last, until no more than `max_bytes` are in memory.
@@ -287,14 +239,7 @@ class Pending:
         What is in order stays, and of each open chunk one message at least.
         """
         self._bound_open()
-        most_encoded = self.max_bytes - self._open_bytes - self._current.nbytes
-        while self._loaded and self._encoded_bytes > most_encoded:
-            self._drop(self._loaded.pop())
-        for chunk in chain(*(reversed(self._incoming[log]) for log in (Log.READY, Log.NEAR))):
-            if self._encoded_bytes <= most_encoded:
-                break
-            if chunk.payload is not None:
-                self._drop(chunk)
+        self._chunks.shrink(self.max_bytes - self._open_bytes - self._current.nbytes)
 
     def plan(self, now_ms: int, until_ms: int, limits: Limits) -> Planned | None:
         """Return the next transaction, or None if nothing is due until `until_ms` (epoch ms).
@@ -385,26 +330,27 @@ class Pending:
     def _lowest(self, below: OrderKey | None) -> dict[Log, int]:
         """Return the lowest offset of each log that a crash makes needed, if what comes before `below` is released."""
         lowest = {log: self.position.of(log).taken_in for log in Log} | self._current_from
-        places = [Place(log, offsets[0]) for log, offsets in self._live.items() if offsets]
+        places = [Place(log, offsets[0]) for log, offsets in self._open_offsets.items() if offsets]
+        places += self._chunks.first_waiting
         places += [each.place for each in self._removals if below is None or below < each.until]
         for log, offset in places:
             lowest[log] = min(lowest[log], offset)
         return lowest
 
-    def _next_incoming(self, asks_wait: bool = False) -> _Chunk | None:
+    def _next_incoming(self, asks_wait: bool = False) -> Chunk | None:
         """Return the chunk to take in next: of the first ones of the logs, the one that is due first.
 
         None if there is none, or it has asks that must wait for the near log, or for something else (`asks_wait`).
         """
-        firsts = (chunks[0] for chunks in self._incoming.values() if chunks)
+        firsts = (chunks[0] for chunks in self._chunks.incoming.values() if chunks)
         may_come = (
             chunk for chunk in firsts if not chunk.summary.asks or not (asks_wait or self._waits_for_near(chunk))
         )
-        return min(may_come, key=_need, default=None)
+        return min(may_come, key=lambda chunk: chunk.need, default=None)
 
-    def _waits_for_near(self, asks: _Chunk) -> bool:
+    def _waits_for_near(self, asks: Chunk) -> bool:
         """Return whether the near log is not taken in up to where it ended when the chunk `asks` was read."""
-        near = self._incoming[Log.NEAR]
+        near = self._chunks.incoming[Log.NEAR]
         taken_in = near[0].place.offset if near else self._ends[Log.NEAR]
         return asks.place.offset >= self._asked_below or taken_in < self._near_end
 
@@ -421,12 +367,12 @@ class Pending:
         while room.is_left and (chunk := self._next_incoming(asks_wait)) is not None:
             log, offset = chunk.place
             if not chunk.summary.asks and (bound is None or chunk.first >= bound):
-                self._wait(chunk)
+                self._chunks.let_wait(log)
             elif chunk.payload is None and late:
                 break
             elif chunk.payload is None:
                 self._settle(arrived)
-                raise PayloadMissing(self._missing(list(self._incoming[log])))
+                raise PayloadMissing(self._chunks.incoming[log])
             else:
                 if chunk.summary.asks:
                     # Also what has arrived with it may be asked for.
@@ -446,10 +392,9 @@ class Pending:
                     late += self._decide(chunk.place, asks, now_ms)
                 if is_late:
                     late.append(messages.slice(0, is_late))
-                self._forget(chunk)
+                self._chunks.forget_incoming(log)
                 if is_late < messages.num_rows:
                     arrived.append(_Open(chunk, messages.slice(is_late), chunk.summary.nbytes, 0))
-            self._incoming[log].popleft()
             self.position = self.position.taken_in_to(log, offset + 1)
             if log is Log.NEAR:
                 self.position = replace(self.position, forwarded=self.position.forwarded + chunk.summary.count)
@@ -483,17 +428,17 @@ class Pending:
             self._current = in_order(pa.concat_tables([self._current, *parts]).combine_chunks())
             self._current_sizes = _sizes(self._current)
 
-    def _keep_open(self, chunk: _Chunk, messages: pa.Table, nbytes: int) -> None:
+    def _keep_open(self, chunk: Chunk, messages: pa.Table, nbytes: int) -> None:
         """Keep `messages` of `chunk` open, which take `nbytes`, and make room if it is too much."""
         self._open[chunk.place] = _Open(chunk, messages, nbytes, _first_ms(messages))
         self._open_bytes += nbytes
-        self._live[chunk.place.log].add(chunk.place.offset)
+        self._open_offsets[chunk.place.log].add(chunk.place.offset)
         self._bound_open()
 
     def _close(self, each: _Open) -> None:
         del self._open[each.place]
         self._open_bytes -= each.nbytes
-        self._live[each.place.log].remove(each.place.offset)
+        self._open_offsets[each.place.log].remove(each.place.offset)
 
     def _bound_open(self) -> None:
         """If open messages take more than their share of the memory, let them wait again until they take half of it.
@@ -520,30 +465,22 @@ class Pending:
             each.messages, each.nbytes = kept, kept.nbytes
             heapq.heappush(largest, (-each.nbytes, each.place))
 
-    def _wait_for_rest(self, chunk: _Chunk, messages: pa.Table) -> None:
+    def _wait_for_rest(self, chunk: Chunk, messages: pa.Table) -> None:
         """Let `chunk` wait for its `messages`, which were open, and for what waits of it already."""
-        waits = chunk.place in self._by_place
         # They are at hand now, and later the chunk would be read again for the next ask.
-        known = (chunk.ids if waits else ()) if self._waiting_ids.is_used else None
+        known = (chunk.ids if chunk.place in self._chunks else ()) if self._waiting_ids.is_used else None
         chunk.ids = None if known is None else (*known, self._ids_of(messages))
-        if waits:
-            self._waiting.remove(chunk)
-            if chunk.payload is not None:
-                self._loaded.remove(chunk)
-            self._live[chunk.place.log].remove(chunk.place.offset)
-        chunk.first = key_of(messages)
-        chunk.count = messages.num_rows + (chunk.count if waits else 0)
-        self._by_place[chunk.place] = chunk
-        self._wait(chunk)
+        self._chunks.wait_from(chunk, key_of(messages), messages.num_rows)
 
     def _order(self, until_ms: int) -> None:
         """Put the messages due up to `until_ms` in order, as many as there is room for, and raise the bound."""
         target = OrderKey(until_ms + 1, "", 0, 0)
         most_bytes = min(_MOST_ORDERED_BYTES, self.max_bytes // _SHARE_OF_ORDERED)
         nbytes = 0
-        lowest = self._waiting[0].first if self._waiting else target
-        while self._waiting and (first := self._waiting[0].first) < target:
-            chunk = self._waiting[0]
+        waiting = self._chunks.waiting
+        lowest = waiting[0].first if waiting else target
+        while waiting and (first := waiting[0].first) < target:
+            chunk = waiting[0]
             # What is open of it comes before.
             is_rest = chunk.place in self._open
             # The bound must rise, so that all chunks that begin at the lowest key are needed at once.
@@ -551,13 +488,10 @@ class Pending:
                 target = first
                 break
             if chunk.payload is None:
-                needed = self._waiting.irange_key(max_key=(target, _FIRST))
-                raise PayloadMissing(self._missing([each for each in needed if each.place not in self._open]))
+                needed = self._chunks.waiting_before(target)
+                raise PayloadMissing(each for each in needed if each.place not in self._open)
             messages = self._messages(chunk)
-            self._waiting.pop(0)
-            self._loaded.remove(chunk)
-            self._live[chunk.place.log].remove(chunk.place.offset)
-            self._forget(chunk)
+            self._chunks.forget_waiting()
             nbytes += chunk.summary.nbytes
             # None if all of it is removed.
             if messages.num_rows:
@@ -568,7 +502,7 @@ class Pending:
             self._close(each)
         self._settle(opened)
 
-    def _messages(self, chunk: _Chunk) -> pa.Table:
+    def _messages(self, chunk: Chunk) -> pa.Table:
         """Return what is left of a chunk: asks that a release process decides are decided when it is taken in."""
         messages = chunk.decoded()
         if chunk.summary.asks:
@@ -589,7 +523,7 @@ class Pending:
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""
-        waiting = (part for chunk in self._waiting for part in chunk.ids or ())
+        waiting = (part for chunk in self._chunks.waiting for part in chunk.ids or ())
         found = [self._waiting_ids.common(waiting, wanted)]
         for table in (self._current, *(each.messages for each in self._open.values())):
             found.append(ids_in(_recalled(table, wanted, self._results)))
@@ -610,12 +544,12 @@ class Pending:
 
         Raises PayloadMissing for chunks that must be read again, but not if `others_first`.
         """
-        unknown = [chunk for chunk in self._waiting if chunk.ids is None]
+        unknown = [chunk for chunk in self._chunks.waiting if chunk.ids is None]
         for chunk in [each for each in unknown if each.payload is not None][:_INDEXED_AT_A_TIME]:
             chunk.ids = (self._ids_of(self._messages(chunk)),)
             unknown.remove(chunk)
         if unknown and not others_first and all(chunk.payload is None for chunk in unknown):
-            raise PayloadMissing(self._missing(unknown))
+            raise PayloadMissing(unknown)
         return not unknown
 
     def _ids_of(self, messages: pa.Table) -> ChunkIds:
@@ -635,32 +569,6 @@ class Pending:
             self._removals = kept
             self._removed = united(each.ids for each in kept)
 
-    def _wait(self, chunk: _Chunk) -> None:
-        self._waiting.add(chunk)
-        self._live[chunk.place.log].add(chunk.place.offset)
-        if chunk.payload is not None:
-            self._loaded.add(chunk)
-
-    def _drop(self, chunk: _Chunk) -> None:
-        assert chunk.payload is not None
-        self._encoded_bytes -= len(chunk.payload)
-        chunk.payload = None
-
-    def _forget(self, chunk: _Chunk) -> None:
-        self._drop(chunk)
-        del self._by_place[chunk.place]
-
-    @staticmethod
-    def _missing(chunks: list[_Chunk]) -> list[Place]:
-        """Return the places of the first chunks without payload, up to a few megabytes."""
-        places: list[Place] = []
-        nbytes = 0
-        for chunk in chunks:
-            if chunk.payload is None and (not places or nbytes < _MOST_RELOADED_BYTES):
-                places.append(chunk.place)
-                nbytes += chunk.summary.nbytes
-        return sorted(places)
-
 
 def _asks(messages: pa.Table, results: str) -> pa.Table:
     return messages.filter(is_undecided(messages, results))
@@ -669,11 +577,6 @@ def _asks(messages: pa.Table, results: str) -> pa.Table:
 def _recalled(messages: pa.Table, wanted: Ids, results: str) -> pa.Table:
     named = among(messages, wanted)
     return messages.filter(pa.array(named & may_be_recalled(messages, results) if named.any() else named))
-
-
-def _need(chunk: _Chunk) -> tuple[OrderKey, Place]:
-    """Return the order in which chunks are needed."""
-    return chunk.first, chunk.place
 
 
 def _first_ms(messages: pa.Table) -> int:

@@ -26,11 +26,12 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release.closed_topics import ClosedTopics, needs_of, united_needs
 from sinks.release.counts import ReleaseCounts
+from sinks.release.encoded_chunks import PayloadMissing
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.lateness import LatenessWindow
 from sinks.release.log_reader import LogReader
 from sinks.release.near_end import NearEnd
-from sinks.release.pending import PayloadMissing, Pending, Planned
+from sinks.release.pending import Pending, Planned
 from sinks.release.rate_limiter import RateLimiter, shares
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.reports import Offsets, Unwritable

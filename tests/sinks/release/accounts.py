@@ -1,26 +1,36 @@
-"""What `Pending` keeps beside its messages, against what follows from these."""
+"""What `Pending` and `EncodedChunks` keep beside their messages, against what follows from these."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
 
-from sinks.internal_topics.position import Place
+from sinks.internal_topics.position import Log, Place
+from sinks.release.encoded_chunks import EncodedChunks
 from sinks.release.pending import Pending
 from state.order import key_of
 
 
 def check_accounts(pending: Pending) -> None:
     """Fail if the counts and indexes of `pending` are not those of its chunks."""
-    live = Counter(Place(log, offset) for log, offsets in pending._live.items() for offset in offsets)
-    assert live == Counter(chunk.place for chunk in pending._waiting) + Counter(list(pending._open))
-    loaded = [chunk.place for chunk in pending._waiting if chunk.payload is not None]
-    assert [chunk.place for chunk in pending._loaded] == loaded
-    encoded = [*chain(*pending._incoming.values()), *pending._waiting]
-    assert pending._encoded_bytes == sum(len(chunk.payload) for chunk in encoded if chunk.payload is not None)
+    check_chunks(pending._chunks)
+    waiting = {chunk.place: chunk for chunk in pending._chunks.waiting}
+    offsets = Counter(Place(log, offset) for log, own in pending._open_offsets.items() for offset in own)
+    assert offsets == Counter(list(pending._open))
     assert pending._open_bytes == sum(each.nbytes for each in pending._open.values())
-    assert pending._by_place == {chunk.place: chunk for chunk in encoded}
-    for each in pending._open.values():
+    for place, each in pending._open.items():
         assert each.first_ms == key_of(each.messages).deliver_at_ms
-        waiting = pending._by_place.get(each.place)
-        assert waiting is None or (waiting is each.chunk and waiting.first > key_of(each.messages, -1))
+        assert place not in waiting or (waiting[place] is each.chunk and each.chunk.first > key_of(each.messages, -1))
+
+
+def check_chunks(chunks: EncodedChunks) -> None:
+    """Fail if the counts and indexes of `chunks` are not those of its incoming and its waiting chunks."""
+    waiting = [*chunks.waiting]
+    assert waiting == sorted(waiting, key=lambda chunk: chunk.need)
+    assert [*chunks._loaded] == [chunk for chunk in waiting if chunk.payload is not None]
+    for log in Log:
+        assert [*chunks._offsets[log]] == sorted(chunk.place.offset for chunk in waiting if chunk.place.log is log)
+    everything = [*chain(*chunks.incoming.values()), *waiting]
+    assert chunks.nbytes == sum(len(chunk.payload) for chunk in everything if chunk.payload is not None)
+    assert chunks._by_place == {chunk.place: chunk for chunk in everything}
+    assert len(chunks) == len(everything)

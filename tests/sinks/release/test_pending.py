@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
-from sinks.release.pending import PayloadMissing, Pending, Planned
+from sinks.release.encoded_chunks import PayloadMissing
+from sinks.release.pending import Pending, Planned
 from sinks.release.rate_limiter import Rated
 from sinks.release.room import Limits
 from state.order import OrderKey, in_order, keys_of

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
-from sinks.release.pending import PayloadMissing, Pending, Planned
+from sinks.release.encoded_chunks import PayloadMissing
+from sinks.release.pending import Pending, Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
@@ -425,4 +426,4 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
         shard.arrive("asks", [1_500 + shard.asks])
         shard.settle()
         assert shard.restored == restored
-    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._waiting)
+    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._chunks.waiting)
