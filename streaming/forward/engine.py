@@ -279,8 +279,9 @@ class LaneForwarder(PartThread):
                 # With a rack, a follower may answer, which has new records later.
                 "client.rack": "",
                 "fetch.min.bytes": 1,
-                # The end of a partition is told with the next answer: claims wait for that.
-                "fetch.wait.max.ms": 50,
+                # Records come at once. That a partition ends behind the marker of a transaction is told with the next
+                # answer, which claims wait for.
+                "fetch.wait.max.ms": 200,
                 "fetch.error.backoff.ms": 20,
                 "queued.max.messages.kbytes": 16 * 1024,
                 "fetch.queue.backoff.ms": 5,

@@ -114,7 +114,7 @@ class Outputs:
     def _opened(self) -> Consumer:
         return Consumer(
             {**self._common, "group.id": "judge", "isolation.level": "read_committed", "enable.auto.commit": False,
-             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20, "enable.partition.eof": True},
+             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 100, "enable.partition.eof": True},
             logger=log,
         )  # fmt: skip
 
