@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from streaming.cli.members import LogLevel, Name, run_until_signal
 from streaming.cli.options import ConfigFile, Overrides, settings_of
+from streaming.processes.kinds import Kind
 
 
 def forward(
@@ -17,8 +18,4 @@ def forward(
     The job starts forward.processes of these itself. Set forward.elsewhere for it if there are others: then all
     forwarders of the application share its input partitions. Prints `running` when it has joined them.
     """
-    from streaming.forward.process import ForwardProcess
-    from streaming.monitor.forward_metrics import monitored_forward
-
-    settings = settings_of(config, overrides)
-    run_until_signal(ForwardProcess, monitored_forward, settings, name, log_level)
+    run_until_signal(Kind.FORWARD, settings_of(config, overrides), name, log_level)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from streaming.cli.options import utf8
+from streaming.processes.kinds import Kind
 
 if TYPE_CHECKING:
     from conf.settings import Settings
@@ -28,23 +27,11 @@ Name = Annotated[
 LogLevel = Annotated[str, typer.Option("--log-level", help="Log level: debug, info, warning or error.")]
 
 
-class Member(Protocol):
-    """A `ReleaseProcess` or a `ForwardProcess`."""
-
-    def run(self, should_end: Callable[[Any], bool], on_joined: Callable[[], None] = ...) -> None:
-        """Work until `should_end`."""
-
-
-def run_until_signal(
-    make: Callable[[Settings, str], Member],
-    monitored: Callable[[Any, Settings], AbstractContextManager[object]],
-    settings: Settings,
-    name: str,
-    log_level: str,
-) -> None:
-    """Run the member that `make` returns until SIGTERM or SIGINT. Print `running` when its group has taken it."""
+def run_until_signal(kind: Kind, settings: Settings, name: str, log_level: str) -> None:
+    """Run a process of `kind` until SIGTERM or SIGINT. Print `running` when its group has taken it."""
     from conf.kafka.clients import check_clients
     from conf.logs import configure_logging
+    from streaming.processes.member import monitored_member
 
     configure_logging(log_level, settings.monitor.log_format)
     check_clients(settings)
@@ -60,6 +47,5 @@ def run_until_signal(
             return False
         return True
 
-    process = make(settings, utf8("--name", name) or socket.gethostname())
-    with monitored(process, settings):
+    with monitored_member(kind, settings, utf8("--name", name) or socket.gethostname()) as process:
         process.run(is_stopped, on_joined=lambda: typer.echo("running"))

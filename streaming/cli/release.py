@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from streaming.cli.members import LogLevel, Name, run_until_signal
 from streaming.cli.options import ConfigFile, Overrides, settings_of
+from streaming.processes.kinds import Kind
 
 
 def release(
@@ -17,8 +18,4 @@ def release(
     The job starts release.processes of these itself. All release processes of an application share its shards. Prints
     `running` when it has joined them.
     """
-    from sinks.release.process import ReleaseProcess
-    from streaming.monitor.release_metrics import monitored_release
-
-    settings = settings_of(config, overrides)
-    run_until_signal(ReleaseProcess, monitored_release, settings, name, log_level)
+    run_until_signal(Kind.RELEASE, settings_of(config, overrides), name, log_level)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from conf.settings import Settings
 from streaming.forward.process import ForwardProcess
-from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
 
 # The process asks its group several times a second, but when it gives back a lane: it waits for the lane's transaction,
@@ -57,18 +53,6 @@ class ForwardMetrics(Collector):
             forwarding.add_metric([str(number)], lane is not None and (lane.is_reading or lane.is_idle))
             behind.add_metric([str(number)], 0 if lane is None else lane.behind)
         yield from (forwarded, forwarding, behind, claimed)
-
-
-def monitored_forward(
-    process: ForwardProcess, settings: Settings, waits_for_address: bool = False
-) -> AbstractContextManager[object]:
-    """Return a context in which `process` answers at `monitor.forward`, if that is set.
-
-    If `waits_for_address`, it forwards without an answer while another process listens there. Raises SettingError.
-    """
-    metrics, health = ForwardMetrics(process), partial(forward_health, process)
-    name = process.group.name
-    return monitored("forward", settings, metrics, health, waits_for_address=waits_for_address, process=name)
 
 
 def forward_health(process: ForwardProcess) -> Health:

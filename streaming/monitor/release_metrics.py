@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from functools import partial
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,11 +11,9 @@ from prometheus_client.registry import Collector
 
 from conf.errors import Rejected
 from conf.kafka.clients import OPEN_TIMEOUT_S
-from conf.settings import Settings
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
 from state.cancel import RESULTS
-from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
 
 # The process asks its group several times a second, but when it gives back a shard in an outage: it waits until the
@@ -107,20 +103,6 @@ class ReleaseMetrics(Collector):
             if position is not None and position.at_ms:
                 committed.add_metric(label, position.at_ms / 1000)
         yield from (releasing, backlog, next_due, committed)
-
-
-def monitored_release(
-    process: ReleaseProcess, settings: Settings, waits_for_address: bool = False
-) -> AbstractContextManager[object]:
-    """Return a context in which `process` answers at `monitor.release`, if that is set.
-
-    If `waits_for_address`, it releases without an answer while another process listens there. Raises SettingError.
-    """
-    health = partial(release_health, process, settings.release.transaction_timeout)
-    metrics = ReleaseMetrics(process)
-    return monitored(
-        "release", settings, metrics, health, waits_for_address=waits_for_address, process=process.group.name
-    )
 
 
 def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from conf.errors import DelaylineError
 from conf.failpoints import ROOT_VARIABLE
@@ -148,6 +149,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     _rename(SPARE)
+    # Only now, since it takes a while: a Ctrl-C is ignored.
+    from streaming.processes.member import monitored_member
+
     for kind in sys.argv[2:]:
         for module in _MODULES[Kind(kind)]:
             importlib.import_module(module)
@@ -160,7 +164,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: supervision.stop.set())
     configure_logging(orders.log_level, orders.settings.monitor.log_format)
     try:
-        (_release if orders.kind is Kind.RELEASE else _forward)(orders, supervision)
+        # An orphan of an earlier command may have the address, until this process takes its place in the group.
+        with monitored_member(orders.kind, orders.settings, orders.member, waits_for_address=True) as process:
+            process.run(partial(_ends, orders.kind, supervision))
     except DelaylineError as error:
         supervision.report(error)
         return 1
@@ -169,23 +175,8 @@ def main() -> int:
     return 0
 
 
-def _release(orders: Orders, supervision: _Supervision) -> None:
-    from sinks.release.process import ReleaseProcess
-    from streaming.monitor.release_metrics import monitored_release
-
-    process = ReleaseProcess(orders.settings, orders.member)
-    # An orphan of an earlier command may have the address, until this process takes its place in the group.
-    with monitored_release(process, orders.settings, waits_for_address=True):
-        process.run(lambda process: supervision.ends_release(process.drained))
-
-
-def _forward(orders: Orders, supervision: _Supervision) -> None:
-    from streaming.forward.process import ForwardProcess
-    from streaming.monitor.forward_metrics import monitored_forward
-
-    process = ForwardProcess(orders.settings, orders.member)
-    with monitored_forward(process, orders.settings, waits_for_address=True):
-        process.run(lambda _: supervision.ends_forward())
+def _ends(kind: Kind, supervision: _Supervision, process: Any) -> bool:
+    return supervision.ends_release(process.drained) if kind is Kind.RELEASE else supervision.ends_forward()
 
 
 def _rename(name: str) -> None:
