@@ -49,7 +49,8 @@ def test_bytes_are_delivered_unchanged_and_bad_headers_go_to_the_dead_letter_top
     service.overrides.append('levels.delays=["1s","3s"]')
     service.start()
     ledger.wait_for_all(60)
-    ledger.verify()
+    # They fall due while the job starts, so that no order is theirs.
+    ledger.verify(least_checked=0)
     dead = {record.value: record for record in ledger.got if record.topic == application.dead}
     assert {value: record.last("delayline-error") for value, record in dead.items()} == malformed
     assert all(record.last("delayline-error-text") for record in dead.values())
