@@ -19,7 +19,7 @@ DEFAULT, OFTEN = "default settings", "as often as it can"
 # Without arrivals a batch begins every quarter of the horizon, at most: batches of a quarter of a second or more follow
 # each other without a pause.
 _OFTEN = ("clock.trigger=0ms", "clock.horizon=1s")
-CORES, P50_S = 0.15, 0.45
+CORES, P50_S = 0.1, 0.45
 _FEWEST, _PATIENCE_S = 5, 120.0
 
 

@@ -15,7 +15,7 @@ from benchmarks.traffic import Traffic, curve, run_through
 LOAD_S, WARM_UP_S = 60.0, 60.0
 # The rates, by case, and for each the reference.
 RATES = {"100 messages/s": 100, "1,000 messages/s": 1_000}
-LIMITS_MS = {"p50": 60.0, "p99": 150.0}
+LIMITS_MS = {"p50": 50.0, "p99": 150.0}
 # A plain message is overdue when it is accepted, so that the contract has no order for it.
 FAULTS_OF_PLAIN = tuple(name for name in FAULTS if name not in ("inversions", "out_of_order"))
 
