@@ -55,6 +55,8 @@ _ALWAYS = {("cancelled", "transaction-filled"), ("lanes-assigned", "lane-opened"
 # That shards are revoked takes a second process: tests/system/test_release.py. So it does with lanes:
 # tests/streaming/forward/test_process.py.
 _ELSEWHERE = {"cleaning", "shards-revoked"}
+# Much falls due while the job starts again and again, before anything has accepted it.
+_LEAST_CHECKED = 0.1
 _OF_LANES = FORWARD_POINTS.keys() | LANE_POINTS.keys()
 
 
@@ -92,8 +94,7 @@ def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_th
         _run_until_killed(service, point)
     service.start()
     cancel_some(ledger, application, seed=len(POINTS), share=0.1)
-    # Of what batches take, much falls due while the job starts again and again.
-    ledger.verify_after_outage(180, least_checked=0.1)
+    ledger.verify_after_outage(180, _LEAST_CHECKED)
     assert ledger.cancelled()
     assert ledger.refused()
     assert service.stop() == 0, service.log[-3000:]
@@ -115,7 +116,7 @@ def test_after_killing_the_driver_at_each_point_no_message_is_lost_duplicated_or
     publish_mixed(ledger, application, 250, seed=len(POINTS), longest_ms=5_000)
     service.overrides[:] = regular
     service.start()
-    ledger.verify_after_outage(180)
+    ledger.verify_after_outage(180, _LEAST_CHECKED)
     assert service.stop() == 0, service.log[-3000:]
 
 

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from tests.eventually import assert_eventually
-from tests.job_log import sealed_messages
 
 # The demo promises two minutes; a machine that runs other tests at the same time may take longer.
 _TIMEOUT_S = 420
@@ -56,8 +55,6 @@ def test_the_demo_keeps_the_contract_across_a_crash_and_leaves_nothing_behind(de
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert "950 of 950" in result.stdout
     assert "50 of 50" in result.stdout
-    sealed = sum(sealed_messages(log.read_text()) for log in keep.glob("job-*.log"))
-    assert sealed > 0, "the thresholds should be low enough to seal"
     _assert_nothing_left(scratch)
     _assert_nothing_left(keep)
 
