@@ -126,9 +126,11 @@ class ClosedTopics:
         if known is None or known.kind != "open":
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, self._known_topic, retriable=True))
         return {
-            topic: Closed(TopicClosed(_cause(topic, found[topic])), found[topic].partitions, needed, time.monotonic())
+            topic: Closed(
+                TopicClosed(_cause(topic, found[topic])), found[topic].open_partitions, needed, time.monotonic()
+            )
             for topic, needed in needs.items()
-            if topic in found and found[topic].partitions < needed
+            if topic in found and found[topic].open_partitions < needed
         }
 
     def _change(self, looked_at: Needs, found: dict[str, Closed]) -> None:

@@ -61,7 +61,7 @@ class TopicLimits:
 
 @dataclass(frozen=True)
 class TopicAccess:
-    """Whether a login may write to a topic, and to how many `partitions`.
+    """Whether a login may write to a topic, and how many `partitions` that has.
 
     `gone` is a topic that does not exist, `hidden` one that the login may not even describe, `barred` any other one
     that it may not write to.
@@ -69,6 +69,11 @@ class TopicAccess:
 
     kind: Literal["open", "gone", "hidden", "barred"]
     partitions: int = 0
+
+    @property
+    def open_partitions(self) -> int:
+        """The number of partitions that the login may write to."""
+        return self.partitions if self.kind == "open" else 0
 
 
 def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:

@@ -193,6 +193,11 @@ class Ledger:
         """Return what is answered of where messages went that came out before they were asked for, by message id."""
         return Answers.of(list(self.answers)).places()
 
+    def forwarded(self) -> set[str]:
+        """Return the ids of the messages that forwarders took."""
+        acceptance = self._watch.acceptance()
+        return {identity for identity, message in self.sent.items() if acceptance.is_forwarded(message)}
+
     def refused(self) -> set[str]:
         """Return the ids of the replacements that were answered not to be accepted."""
         return Answers.of(list(self.answers)).refused()

@@ -94,9 +94,11 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
         ("lease", 1, "created"),
         ("ready", 2, "created"),
         ("position", 2, "created"),
+        ("near", 2, "created"),
+        ("claims", 3, "created"),
     ]
     again = run(settings, "topics", "create")
-    assert (again.exit_code, again.stdout.count("exists")) == (0, 8)
+    assert (again.exit_code, again.stdout.count("exists")) == (0, 10)
     assert run(settings, "topics", "show").exit_code == 0
 
 
