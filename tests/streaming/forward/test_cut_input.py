@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import CheckpointMismatch
@@ -51,6 +52,16 @@ def _restart_cut(bench: ForwardBench, size: int) -> None:
         if path.suffix in {".index", ".timeindex", ".snapshot"}:
             path.unlink()
     bench.broker.start()
+    assert_eventually(lambda: _answers(bench), 30, "the broker leads its partitions again")
+
+
+def _answers(bench: ForwardBench) -> bool:
+    try:
+        bench.messages()
+        bench.claims()
+    except KafkaException:
+        return False
+    return True
 
 
 def _log_file(bench: ForwardBench) -> Path:
