@@ -119,9 +119,9 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
     def watch_lanes() -> ClaimWatch:
         return ClaimWatch(settings, wanted.lanes, wanted.epoch, read, newest.input_ids, lease.check_now)
 
-    were_open = terms is not None and terms.epoch == wanted.epoch and min(terms.lanes, wanted.lanes) > 0
-    stay_open = were_open and terms is not None and terms.lanes == wanted.lanes
-    if were_open and not stay_open:
+    open_now = terms.lanes if terms is not None and terms.epoch == wanted.epoch else 0
+    stay_open = open_now == wanted.lanes > 0
+    if open_now and wanted.lanes and not stay_open:
         # Before the lanes are opened behind what batches have read.
         with closing(watch_lanes()) as before:
             before.check_complete(read, ids)
