@@ -29,7 +29,7 @@ WAITING, WAITING_FOR_S, WAITING_SPREAD_S = 1_000_000, 48 * 3600.0, 3600.0
 INGEST_TIMEOUT_S = 900.0
 FIRST, SECOND, KILLED = "first minute of a cold job", "second minute", "minute with the driver killed"
 ALL, MANY_WAITING = "all three minutes", "1 million waiting"
-LATENESS_MS = {"p50": 15.0, "p99": 40.0, "p99.9": 80.0}
+LIMITS_MS = {"p50": 15.0, "p99": 40.0, "p99.9": 80.0}
 # While Spark starts again, it takes all cores of a small machine.
 KILLED_P99_MS = 60.0
 CORES = 0.5
@@ -54,7 +54,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 def aims_of(figures: Figures) -> list[Aim]:
     """Return the aims: percentiles of lateness, the CPU of the job, and no fault."""
     return [
-        *(aim for case in (FIRST, SECOND, MANY_WAITING) for aim in lateness_aims(figures, case, LATENESS_MS)),
+        *(aim for case in (FIRST, SECOND, MANY_WAITING) for aim in lateness_aims(figures, case, LIMITS_MS)),
         *lateness_aims(figures, KILLED, {"p99": KILLED_P99_MS}),
         Aim(f"cores of all processes of the job, {SECOND}", figure(figures, SECOND, "cpu_job"), CORES),
         *(aim for case in (ALL, MANY_WAITING) for aim in (*fault_aims(figures, case), held_aim(figures, case))),
@@ -63,7 +63,7 @@ def aims_of(figures: Figures) -> list[Aim]:
 
 def draw(outcome: Outcome) -> Any:
     """Draw the share of messages that came within a lateness."""
-    return lateness_figure(outcome, LATENESS_MS["p99"])
+    return lateness_figure(outcome, LIMITS_MS["p99"])
 
 
 def _three_minutes(stand: Stand, scale: float) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[float]]]]:
