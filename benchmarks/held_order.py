@@ -11,7 +11,7 @@ from streaming.judge.record import Published
 
 
 def faults_of(received: Received, published: int, first: int, topic: str, acceptance: Acceptance) -> dict[str, float]:
-    """Return the faults of records (`Received.faults`), of order only those of the held ones, and what forwarders did.
+    """Return the faults of records (`Received.faults`), of order only for held ones, and what forwarders did.
 
     `published` messages were numbered from `first`, in the input topic `topic`. `held_to_order` is the share of the
     records that the judge holds to their order, and `forwarded` of those that forwarders took. `near_p50_ms` and

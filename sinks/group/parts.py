@@ -72,14 +72,14 @@ class Parts(dict[int, Part]):
         self._free_s: dict[int, float] = {}
 
     def add(self, numbers: Iterable[int]) -> list[Part]:
-        """Make those of the parts `numbers` that are missing, and return them. They are not started."""
+        """Make the missing ones of the parts `numbers`, and return them. They are not started."""
         now_s = time.monotonic()
         new = [number for number in sorted(numbers) if number not in self and now_s >= self._free_s.get(number, 0.0)]
         self |= {number: self._make(number) for number in new}
         return [self[number] for number in new]
 
     def close(self, numbers: Iterable[int]) -> None:
-        """Stop those of the parts `numbers` that are here, and wait for their ends."""
+        """Stop the parts `numbers` that are here, and wait for their ends."""
         closing = [number for number in numbers if number in self]
         for number in closing:
             self[number].stop()

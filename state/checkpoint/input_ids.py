@@ -11,7 +11,7 @@ from state.checkpoint.origin import InputIds, Offsets
 
 
 def newest_ids(known: InputIds) -> dict[str, str]:
-    """Return the last known id of each topic: that of the topic which the job reads."""
+    """Return the last known id of each topic. The job reads the topic that has it."""
     return {topic: ids[-1] for topic, ids in known.items()}
 
 

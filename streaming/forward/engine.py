@@ -52,7 +52,7 @@ _PACE_S = 0.02
 _MOST_RECORDS = 4_000
 _MOST_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 1_000
-# What is due later than this may wait for others: it is with the release process long before it is due.
+# A message that is due later than this may wait for others. It reaches the release process long before it is due.
 _SOON_MS = 1_000
 _END_TIMEOUT_S = 10.0
 # Errors of reading that pass: the next look at the inputs finds out whether the topic is there.
