@@ -21,9 +21,9 @@ from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 
-# How far apart the release process and the subscriber may see the same commit: the one has it acknowledged, the other
-# fetches what it has made visible.
-_APART_MS = 100
+# How far apart the release process and the subscriber may see the same commit on a busy machine: the one has it
+# acknowledged, the other fetches what it has made visible.
+_APART_MS = 1_000
 
 
 def test_mixed_messages_are_delivered_once_on_time_and_in_order_and_the_job_ends_on_sigterm(

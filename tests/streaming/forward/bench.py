@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from conf.failpoints import VARIABLE
+from conf.failpoints import ROOT_VARIABLE, VARIABLE
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
@@ -154,7 +154,10 @@ class ForwardBench:
     @contextmanager
     def forwarder_process(self, member: str = "north", failpoint: str = "") -> Iterator[subprocess.Popen[str]]:
         """Run a forwarder in a process of its own, which is killed at the end of the context if it still runs."""
-        environ = {**os.environ, **({VARIABLE: failpoint} if failpoint else {})}
+        # A failpoint kills this process alone: a session of Spark in the tests' process has made that the root of all.
+        environ = {name: value for name, value in os.environ.items() if name != ROOT_VARIABLE}
+        if failpoint:
+            environ[VARIABLE] = failpoint
         command = [sys.executable, "-c", _PROGRAM, member, *self.overrides]
         with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
             try:
