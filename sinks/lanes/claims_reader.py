@@ -14,7 +14,7 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds, reader_options
-from sinks.lanes.claims_search import first_offsets
+from sinks.lanes.claims_search import claim_in, first_offsets
 from state.checkpoint.origin import Offsets
 from state.claims import Claim, partition_of_lane
 
@@ -27,7 +27,7 @@ _TIMEOUT_S = 30.0
 
 
 class ClaimsReader:
-    """Reads the claims that may decide what is `needed`, and what follows. A context manager. Not safe between threads.
+    """Reads the claims that may decide what is `needed`, and what follows. Not safe between threads.
 
     It reads all lanes that there ever were: partitions may have been in other lanes. So it has first read all claims
     that are there in any lane, since those of a partition's former lane say more of what its present lane has decided.
@@ -104,7 +104,7 @@ class ClaimsReader:
     def _add(self, message: Message) -> None:
         error = message.error()
         if error is None:
-            self._read.append((_lane(message), Claim.from_bytes(message.value() or b"")))
+            self._read.append((_lane(message), claim_in(message)))
         # The login needs no right to the group, which is neither joined nor written to.
         elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise KafkaException(error)
@@ -112,12 +112,6 @@ class ClaimsReader:
     def close(self) -> None:
         """Close the consumer."""
         self._consumer.close()
-
-    def __enter__(self) -> ClaimsReader:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 def _lane(message: Message) -> int:

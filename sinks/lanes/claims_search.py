@@ -65,7 +65,7 @@ def first_offsets(
             for lane, message in _first_records(consumer, topic, middles, deadline_s).items():
                 low, high = open_ranges[lane]
                 offset = high if message is None else message.offset() or 0
-                if message is None or offset >= high or _claim(message).is_beyond(needed, topic_ids, epoch):
+                if message is None or offset >= high or claim_in(message).is_beyond(needed, topic_ids, epoch):
                     open_ranges[lane] = low, middles[lane]
                 else:
                     open_ranges[lane] = offset + 1, high
@@ -93,5 +93,6 @@ def _first_records(
     return found
 
 
-def _claim(message: Message) -> Claim:
+def claim_in(message: Message) -> Claim:
+    """Return the claim that a record of the claims topic has. Raises CheckpointMismatch, FormatMismatch."""
     return Claim.from_bytes(message.value() or b"")

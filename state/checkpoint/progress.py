@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -12,6 +13,9 @@ from conf.errors import CheckpointMismatch
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey
+
+# Of each input partition (topic, number), a first offset and the one after the last.
+Ranges = Mapping[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, config=STORED)
@@ -35,6 +39,15 @@ class BatchSpan:
     ends: Offsets = field(default_factory=dict)
     input_ids: InputIds = field(default_factory=dict)
     previous_clock_ms: int = 0
+
+    def ranges(self) -> Ranges:
+        """Return the first offset and the end of each (topic, partition) that the batch reads records of."""
+        return {
+            (topic, int(number)): (start, end)
+            for topic, own in self.ends.items()
+            for number, end in own.items()
+            if (start := self.starts.get(topic, {}).get(number, 0)) < end
+        }
 
     @model_serializer(mode="wrap")
     def _stored(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch
 from conf.failpoints import failpoint
-from conf.kafka.error_codes import FENCED
+from conf.kafka.error_codes import FENCED_ONCE, is_outage
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
@@ -23,7 +23,7 @@ from sinks.lanes.claims_reader import ClaimsReader
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import InputIds, Offsets
-from state.checkpoint.progress import BatchSpan
+from state.checkpoint.progress import BatchSpan, Ranges
 from state.claims import JOB, Claim, Claims, check_uncut, lane_of
 from state.taken import Taken
 
@@ -38,9 +38,8 @@ LOST_CLAIMS_REMEDY = (
     "what forwarders took behind the last batch then comes twice"
 )
 
-# Topic and number of an input partition; and of each, the first offset and the one after the last.
+# Topic and number of an input partition.
 Source = tuple[str, int]
-Ranges = Mapping[Source, tuple[int, int]]
 
 
 class ClaimWatch:
@@ -61,7 +60,8 @@ class ClaimWatch:
         """Follow claims of `epoch` about records at or above the offsets `read`, whose topics have the last of `ids`.
 
         Without `lanes`, forwarders decide nothing more, and no batch waits for them. `check_lease` raises if this
-        process does not hold the lease any more: only its holder takes lanes over. Raises BrokerUnreachable.
+        process does not hold the lease any more: only its holder takes lanes over. Raises BrokerUnreachable,
+        KafkaException, CheckpointMismatch, FormatMismatch.
         """
         self._settings = settings
         self._lanes, self._epoch = lanes, epoch
@@ -70,7 +70,12 @@ class ClaimWatch:
         self._claims = Claims(epoch)
         # Not of former input topics, of which nobody reads anything: all claims would be about more than is read.
         own = {topic: own for topic, own in newest_ids(ids).items() if topic in settings.topics.input or topic in read}
-        self._reader = ClaimsReader(settings, self._options, read, own, epoch)
+        try:
+            self._reader = ClaimsReader(settings, self._options, read, own, epoch)
+        except KafkaException as problem:
+            if not is_outage(problem.args[0]):
+                raise
+            raise BrokerUnreachable(f"the claims of forwarders cannot be read: {problem}") from problem
         # The newest claim that was read of each lane.
         self._newest: dict[int, Claim] = {}
         # The writers of the lanes that the job has taken, and may have lost since.
@@ -79,8 +84,12 @@ class ClaimWatch:
         # clock. By partition, since a lane's owner may read all others: from other brokers, or by other terms.
         self._waited: dict[Source, tuple[int, float]] = {}
         self._is_urgent = False
-        # All that is there: a partition may have been in another lane, whose claims say more of it.
-        self._read(0)
+        try:
+            # All that is there: a partition may have been in another lane, whose claims say more of it.
+            self._read(0)
+        except BaseException:
+            self._reader.close()
+            raise
 
     @property
     def due_before_ms(self) -> int:
@@ -101,10 +110,11 @@ class ClaimWatch:
         """Return which records forwarders have taken of those that the batch of `span` reads, once that is decided.
 
         A replay gets the same. Waits through an outage. Raises BrokerUnreachable after `kafka.outage_limit`,
-        CheckpointMismatch if a forwarder has found that an input partition is cut, and the errors of `LaneWriter`.
+        CheckpointMismatch if a forwarder has found that a partition of a topic is cut of which the batch reads records,
+        and the errors of `LaneWriter`.
         """
-        retry = self._retry(f"batch {span.batch_id}, claims")
-        read = _ranges(span)
+        retry = BrokerRetry(f"batch {span.batch_id}, claims", self._settings.kafka.outage_limit)
+        read = span.ranges()
         for (topic, number), (start, _) in read.items():
             self._claims.forget_below(_id(span, topic), number, start)
         self._is_urgent = False
@@ -118,7 +128,9 @@ class ClaimWatch:
                     self._take_over(lane, span, ends)
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
-        self.check_ends({}, span.input_ids)
+        # The others may be gone, or be created again: that is the way out of a cut.
+        topics = {topic for topic, _ in read}
+        self.check_ends({}, {topic: own for topic, own in span.input_ids.items() if topic in topics})
         failpoint("claims-read")
         return self.taken(read, span.input_ids)
 
@@ -167,7 +179,7 @@ class ClaimWatch:
         Also if a forwarder has found that they are cut, after which new records may have filled the gap.
         """
         cuts = [
-            f"{topic}/{number} ends at offset {end}, and forwarders have read up to {position}"
+            f"{topic}/{number} ends at offset {end}, and claims have decided records up to {position}"
             for (topic, number), end in ends.items()
             if topic in ids and (position := self._claims.position(ids[topic][-1], number)) > end
         ]
@@ -251,7 +263,7 @@ class ClaimWatch:
         except BaseException as problem:
             writer.close()
             # The broker fences the writer of a transaction too that was open for too long.
-            is_fenced = isinstance(problem, KafkaException) and problem.args[0].code() in FENCED
+            is_fenced = isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE
             if not is_fenced and not isinstance(problem, LaneTaken):
                 raise
             log.info("lane %d has a forwarder again", lane)
@@ -259,19 +271,6 @@ class ClaimWatch:
             self._waited.clear()
             return
         self._writers[lane] = writer
-
-    def _retry(self, who: str) -> BrokerRetry:
-        return BrokerRetry(who, self._settings.kafka.outage_limit)
-
-
-def _ranges(span: BatchSpan) -> Ranges:
-    """Return the first offset and the end of each (topic, partition) that the batch reads records of."""
-    return {
-        (topic, int(number)): (start, end)
-        for topic, own in span.ends.items()
-        for number, end in own.items()
-        if (start := span.starts.get(topic, {}).get(number, 0)) < end
-    }
 
 
 def _id(span: BatchSpan, topic: str) -> str:

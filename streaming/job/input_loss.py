@@ -85,7 +85,7 @@ def check_input_loss(
         raise CheckpointMismatch(
             f"{'; '.join(sentences)}: it was deleted, or it has lost its newest records. Messages that were accepted "
             "from it wait as before. To go on with the records behind its present end, start with "
-            "topics.skip_expired=true"
+            "topics.skip_expired=true. If forwarders have read it, delete it and create it again before that"
         )
     ranges = deleted_ranges(bounds, read)
     if ranges and not settings.topics.skip_expired:

@@ -17,7 +17,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.deletion import delete_claims
 from sinks.topics.topics import input_bounds
-from state.checkpoint.input_ids import newest_ids
+from state.checkpoint.input_ids import newest_ids, same_topic
 from state.checkpoint.origin import Offsets, as_offsets
 from state.checkpoint.progress import BatchSpan
 
@@ -40,8 +40,12 @@ class OldClaims:
         """Begin to delete what nobody needs, if it is time. `span` is the batch that begins."""
         if time.monotonic() > self._begun_s + _EVERY_S and self._running.done():
             self._begun_s = time.monotonic()
-            ids = newest_ids(span.input_ids)
-            self._running = self._threads.submit(self._delete, span.origin.offsets, ids, span.origin.epoch)
+            ids, known = newest_ids(span.input_ids), span.origin.input_ids
+            # Those of a topic that was created again since are about the one before.
+            origin = {
+                topic: own for topic, own in span.origin.offsets.items() if same_topic(known, span.input_ids, topic)
+            }
+            self._running = self._threads.submit(self._delete, origin, ids, span.origin.epoch)
 
     def close(self) -> None:
         """Begin no more."""

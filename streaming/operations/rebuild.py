@@ -142,7 +142,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     cancelled = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
     in_table = {source: index.offsets_of(*source) | cancelled.get(source, BitMap64()) for source in bounds}
     starts, ends = _range(bounds, handed_over, in_table, gone)
-    taken = _taken(settings, handed_over, starts, ends)
+    taken = _taken(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, BitMap64()) for source, own in in_table.items()}
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
@@ -181,13 +181,20 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
 
 
-def _taken(settings: Settings, handed_over: HandedOver, starts: Offsets, ends: Offsets) -> OffsetBitmaps:
-    """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed."""
+def _taken(
+    settings: Settings, handed_over: HandedOver, starts: Offsets, ends: Offsets, gone: Collection[str]
+) -> OffsetBitmaps:
+    """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed.
+
+    Of the topics that are `gone` nothing is read. Raises CheckpointMismatch if a forwarder has found that another is
+    cut: new records would count as taken.
+    """
     ids, epoch = handed_over.input_ids, handed_over.origin.epoch
     ranges = {
         (topic, int(number)): (starts[topic][number], end) for topic, own in ends.items() for number, end in own.items()
     }
     with closing(ClaimWatch(settings, 0, epoch, starts, ids)) as claims:
+        claims.check_ends({}, {topic: own for topic, own in ids.items() if topic not in gone})
         return claims.taken({source: own for source, own in ranges.items() if source[0] in ids}, ids).offsets
 
 

@@ -91,14 +91,19 @@ def test_added_partitions_are_used_expired_records_are_named_and_a_deleted_topic
 def test_a_batch_that_was_cut_off_reads_nothing_of_an_input_topic_that_was_created_again(
     application: Application, make_service: MakeService, point: str, new: int
 ) -> None:
+    also = f"{application.id}-also"
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+    admin.create_topics([NewTopic(also, 2, 1)])[also].result()
     # Nothing is sealed.
-    service, ledger = make_service("limits.messages_per_trigger=100", "bucket.max_messages=100000")
+    both = f"topics.input={application.input},{also}"
+    service, ledger = make_service("limits.messages_per_trigger=100", "bucket.max_messages=100000", both)
     _number(application, b"waiting", 40, [("deliver-after", b"60s")])
     _number(application, b"old", 300)
+    # The batch reads records of this one in any case.
+    _number(application, b"other", 300, topic=also)
     service.start(f"{point}@3=kill", wait=False)
     assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
 
-    admin = AdminClient({"bootstrap.servers": application.bootstrap})
     admin.delete_topics([application.input])[application.input].result()
     assert_eventually(lambda: application.input not in admin.list_topics(timeout=10).topics)
     admin.create_topics([NewTopic(application.input, 2, 1)])[application.input].result()
@@ -110,18 +115,21 @@ def test_a_batch_that_was_cut_off_reads_nothing_of_an_input_topic_that_was_creat
     def count(kind: bytes) -> int:
         return len({record.value for record in ledger.got if (record.value or b"").startswith(kind)})
 
-    ledger.wait_for(lambda: count(b"new") == new and count(b"waiting") == 40, 120)
+    ledger.wait_for(lambda: (count(b"new"), count(b"waiting"), count(b"other")) == (new, 40, 300), 120)
     assert service.stop() == 0, service.log[-3000:]
     # Nothing came twice. Records that only the batch that was cut off has read are lost with their topic.
-    assert len(ledger.got) == new + 40 + count(b"old")
+    assert len(ledger.got) == new + 40 + 300 + count(b"old")
     ledger.close()
 
 
-def _number(application: Application, kind: bytes, count: int, headers: list[Header] | None = None) -> None:
+def _number(
+    application: Application, kind: bytes, count: int, headers: list[Header] | None = None, topic: str = ""
+) -> None:
     """Publish messages with different values, without the ledger, which would take two records with one id for one."""
     producer = Producer({"bootstrap.servers": application.bootstrap})
     for number in range(count):
-        producer.produce(application.input, b"%s-%d" % (kind, number), partition=number % 2, headers=[*(headers or [])])
+        topic, value = topic or application.input, b"%s-%d" % (kind, number)
+        producer.produce(topic, value, partition=number % 2, headers=[*(headers or [])])
     assert producer.flush(30) == 0
 
 

@@ -31,7 +31,7 @@ def read(settings: Settings) -> Read:
     def claims(newest: Iterable[LaneWriter], needed: Offsets, epoch: int = 1) -> dict[int, list[Claim]]:
         ends = {writer.lane: writer.claim for writer in newest}
         found: dict[int, list[Claim]] = {}
-        with ClaimsReader(settings, librdkafka_options(settings.kafka), needed, IDS, epoch) as reader:
+        with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), needed, IDS, epoch)) as reader:
             follow(reader, found, ends)
         return found
 
@@ -70,7 +70,7 @@ def test_all_claims_are_read_in_order_and_what_comes_after_them(settings: Settin
     first, second = open_writer(0), open_writer(1)
     of_first, of_second = write_all(first, range(1, 6)), write_all(second, [7, 9])
     found: dict[int, list[Claim]] = {}
-    with ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1) as reader:
+    with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1)) as reader:
         follow(reader, found, {0: first.claim, 1: second.claim})
         assert found == {0: of_first, 1: of_second}
         assert reader.read(0.01) == []
@@ -101,7 +101,7 @@ def test_all_that_is_there_comes_first_in_all_lanes(settings: Settings, open_wri
     # As soon as the last commit is visible.
     assert open_writer(0).claim == expected[0][-1]
     found: dict[int, list[Claim]] = {}
-    with ClaimsReader(settings, librdkafka_options(settings.kafka), {"in": {"0": 50}}, IDS, 1) as reader:
+    with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {"in": {"0": 50}}, IDS, 1)) as reader:
         for lane, each in reader.read(0):
             found.setdefault(lane, []).append(each)
         assert found == {0: expected[0][49:], 1: expected[1]}
@@ -114,7 +114,7 @@ def test_no_claim_is_lost_or_comes_twice_while_owners_write(settings: Settings, 
         written = [threads.submit(write_all, writer, range(1, 151)) for writer in writers]
         time.sleep(0.3)
         found: dict[int, list[Claim]] = {}
-        with ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1) as reader:
+        with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1)) as reader:
             expected = {lane: each.result() for lane, each in enumerate(written)}
             follow(reader, found, {lane: own[-1] for lane, own in expected.items()})
     assert found == expected

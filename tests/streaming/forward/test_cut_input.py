@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,9 @@ def test_a_cut_partition_ends_forwarders_and_batches_until_its_topic_is_created_
     with bench.forwarder():
         bench.publish(2)
         assert_eventually(lambda: bench.decided(p0=2), 20)
+    # A batch that was cut off meanwhile reads nothing of the topic when it is replayed.
+    with closing(ClaimWatch(bench.settings, LANES, 1, {}, known)) as watch:
+        assert watch.wait(replace(batch, starts=batch.ends)).offsets == {}
 
 
 def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(
@@ -154,5 +158,5 @@ def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(
     known = {topic: [own] for topic, own in input_ids(bench.settings).items()}
     with closing(ClaimWatch(bench.settings, LANES, 1, {}, known)) as watch:
         watch.check_ends({(bench.input, 0): 7, (bench.input, 1): 0}, known)
-        with pytest.raises(CheckpointMismatch, match="/0 ends at offset 6, and forwarders have read up to 7"):
+        with pytest.raises(CheckpointMismatch, match="/0 ends at offset 6, and claims have decided records up to 7"):
             watch.check_ends({(bench.input, 0): 6, (bench.input, 1): 0}, known)

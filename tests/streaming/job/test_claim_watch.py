@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from conf.errors import CheckpointMismatch
 from conf.load import load_settings
 from conf.settings import Settings
 from state.checkpoint.origin import CheckpointOrigin
@@ -100,6 +101,19 @@ def test_a_lane_is_taken_over_until_a_forwarder_claims_something_in_it_again(
         decides("pod-8", 4)
         watch.wait(_batch(3, 4))
         assert (watch.taken_over, watch.is_forwarded) == ({0: False, 1: False}, True)
+
+
+def test_a_cut_ends_batches_that_read_records_of_its_topic_and_no_others(
+    topic: ClaimsTopic, settings: Settings
+) -> None:
+    claim = Claim(_EPOCH).next("pod-8", {(_TOPIC, 0): 2}, {}, {_TOPIC: _ID})
+    topic.add(_LANE, claim.found_cut("pod-8", [(_TOPIC, 0)]))
+    batch = _batch(1, 2)
+    with closing(ClaimWatch(settings, _LANES, _EPOCH, {}, {_TOPIC: [_ID]})) as watch:
+        with pytest.raises(CheckpointMismatch, match="in/0 has lost records"):
+            watch.wait(batch)
+        # The replay of a batch that was cut off, once the topic is created again.
+        assert watch.wait(replace(batch, starts=batch.ends)).offsets == {}
 
 
 def test_no_lane_is_taken_over_where_forwarders_are_off(topic: ClaimsTopic, settings: Settings) -> None:
