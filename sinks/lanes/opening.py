@@ -17,7 +17,7 @@ from conf.errors import DeliveryFailed
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.claims_search import count_lanes
-from sinks.lanes.terms import failure_of, read_terms, write_terms
+from sinks.lanes.terms import failure_of, fence_terms, read_terms, write_terms
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from state.checkpoint.origin import Offsets
 from state.claims import Claim, Terms, first_claims
@@ -30,7 +30,8 @@ _TRIES = 5
 def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int, LaneWriter]:
     """End the work of all forwarders, and return a new writer of each lane that there ever was.
 
-    1. Write terms without lanes, if the newest have some. From then on, no forwarder that opens a lane takes anything.
+    1. Fence an earlier start that may hang while it writes terms. Write terms without lanes, if the newest have some.
+       From then on, no forwarder that opens a lane takes anything.
     2. Fence the owners of all lanes that there ever were, and read their newest claims.
 
     No claim follows those of the writers until the lanes are opened.
@@ -38,8 +39,10 @@ def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int
     `check_lease` raises if this process does not hold the lease any more. Raises DeliveryFailed, BrokerUnreachable,
     TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
     """
-    terms = read_terms(settings, librdkafka_options(settings.kafka))
     # 1. Write terms.
+    check_lease()
+    fence_terms(settings)
+    terms = read_terms(settings, librdkafka_options(settings.kafka))
     if terms is not None and terms.lanes:
         write_terms(settings, replace(terms, lanes=0), check_lease)
     # 2. Fence.

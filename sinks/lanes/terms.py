@@ -25,15 +25,27 @@ def read_terms(settings: Settings, options: Mapping[str, str]) -> Terms | None:
     return None if value is None else Terms.from_bytes(value)
 
 
+def fence_terms(settings: Settings) -> None:
+    """Let no earlier start write the terms that it is about to write, and end its open transaction.
+
+    Raises DeliveryFailed, BrokerUnreachable, RightMissing.
+    """
+    producer = _producer(settings)
+    try:
+        producer.open()
+    except (KafkaException, ProducerFenced) as problem:
+        raise failure_of(problem, "an earlier writer of the terms of forwarders could not be fenced") from problem
+    finally:
+        producer.close()
+
+
 def write_terms(settings: Settings, terms: Terms, check_lease: Callable[[], None]) -> None:
     """Write the terms, and return when everyone who reads the newest ones finds these.
 
     `check_lease` raises if this process does not hold the lease any more: only its holder writes terms. Raises
     DeliveryFailed, BrokerUnreachable, TopicMissing, TopicMismatch, RightMissing.
     """
-    topic, options = settings.claims_topic, librdkafka_options(settings.kafka)
-    own_id = transactional_id(settings.application_id, "terms")
-    producer = LogProducer(options, {}, own_id, settings.release.transaction_timeout, (topic,))
+    topic, producer = settings.claims_topic, _producer(settings)
     try:
         producer.open()
         # Only now: this process may have hung until here. Who takes the lease after this check writes terms too, and
@@ -45,7 +57,12 @@ def write_terms(settings: Settings, terms: Terms, check_lease: Callable[[], None
     finally:
         producer.close()
     # A commit is done before it is seen. The read ends only where no transaction is open.
-    newest_value(options, topic, TERMS_PARTITION, after_fencing=True)
+    newest_value(librdkafka_options(settings.kafka), topic, TERMS_PARTITION, after_fencing=True)
+
+
+def _producer(settings: Settings) -> LogProducer:
+    own_id, topics = transactional_id(settings.application_id, "terms"), (settings.claims_topic,)
+    return LogProducer(librdkafka_options(settings.kafka), {}, own_id, settings.release.transaction_timeout, topics)
 
 
 def failure_of(problem: KafkaException | ProducerFenced, what: str) -> BrokerUnreachable | DeliveryFailed:

@@ -18,10 +18,7 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 
-from confluent_kafka import KafkaException
-
-from conf.errors import BrokerUnreachable, CheckpointMismatch
-from conf.kafka.error_codes import is_outage
+from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import ForwardSettings, Settings
 from sinks.internal_topics.lease import HeldLease
@@ -33,7 +30,7 @@ from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import input_bounds, offered_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.input_ids import newest_ids, recreated, with_present
-from state.checkpoint.origin import CheckpointOrigin, Offsets, as_offsets
+from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets, as_offsets
 from state.claims import Terms
 from streaming.checkpoint.recovery import Recovered, read_markers
 from streaming.job.claim_watch import LOST_CLAIMS_REMEDY, ClaimWatch
@@ -94,15 +91,6 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
 
     Raises CheckpointMismatch if the claims topic has lost what a start needs; BrokerUnreachable, ApplicationHeld.
     """
-    try:
-        return _start_lanes(settings, state, lease)
-    except KafkaException as problem:
-        if not is_outage(problem.args[0]):
-            raise
-        raise BrokerUnreachable(f"the lanes of forwarders cannot be read: {problem}") from problem
-
-
-def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> ClaimWatch:
     terms = read_terms(settings, librdkafka_options(settings.kafka))
     newest, origin = state.settings_history.newest, state.checkpoint.origin
     read = state.checkpoint.read_offsets() if state.planned is not None else origin.offsets
@@ -121,10 +109,12 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
 
     open_now = terms.lanes if terms is not None and terms.epoch == wanted.epoch else 0
     stay_open = open_now == wanted.lanes > 0
-    if open_now and wanted.lanes and not stay_open:
-        # Before the lanes are opened behind what batches have read.
+    if wanted.lanes and not stay_open:
+        # Before the lanes are opened behind what batches have read, and forwarders go on in a partition that is cut.
         with closing(watch_lanes()) as before:
-            before.check_complete(read, ids)
+            if open_now:
+                before.check_complete(read, ids)
+            _check_ends(settings, before, ids)
     writers = {} if stay_open else close_lanes(settings, lease.check_now)
     if stay_open or not wanted.lanes:
         write_terms(settings, wanted, lease.check_now)
@@ -133,10 +123,18 @@ def _start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Clai
         open_lanes(settings, writers, wanted, positions, newest_ids(newest.input_ids), lease.check_now)
     log.info("%s", f"open lanes: {wanted.lanes}" if wanted.lanes else "forwarders are off: batches do all of the work")
     watch = watch_lanes()
-    if stay_open:
-        watch.check_complete(read, ids)
-    watch.check_ends({source: end for source, (_, end) in input_bounds(settings).items()}, ids)
+    try:
+        if stay_open:
+            watch.check_complete(read, ids)
+        _check_ends(settings, watch, ids)
+    except BaseException:
+        watch.close()
+        raise
     return watch
+
+
+def _check_ends(settings: Settings, watch: ClaimWatch, ids: InputIds) -> None:
+    watch.check_ends({source: end for source, (_, end) in input_bounds(settings).items()}, ids)
 
 
 def _positions(settings: Settings, state: Recovered, is_new: bool) -> Offsets:

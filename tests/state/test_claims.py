@@ -206,6 +206,18 @@ def test_a_lane_says_that_a_partition_is_cut_until_its_topic_is_created_again() 
     check_uncut(claim.cuts(_IDS))
 
 
+def test_a_partition_that_moves_to_another_lane_takes_along_what_is_known_of_its_log() -> None:
+    places = {("in", number): 5 + number for number in range(6)}
+    claim = Claim(1).next("f", places, {}, _IDS, leader_epochs=dict.fromkeys(places, 3)).found_cut("f", [("in", 4)])
+    first = first_claims(terms(3), {"in": {"0": 9}}, {0: claim}, _IDS)
+    for place in places:
+        own = first[lane_of(*place, 3)]
+        # What batches have read beyond the claim has an epoch that nobody has noted.
+        assert own.leader_epoch(*place, "A") == (NO_EPOCH if place == ("in", 0) else 3)
+    assert first[lane_of("in", 4, 3)].cuts(_IDS) == claim.cuts(_IDS)
+    assert first_claims(terms(3), {}, {0: claim}, {"in": "C"})[0].cut == {}
+
+
 def test_an_epoch_ends_what_earlier_ones_said() -> None:
     (*_, old) = follow(Claim(1, due_before_ms=9), {10: [3]})
     (*_, new) = follow(Claim(2), {6: [5]})

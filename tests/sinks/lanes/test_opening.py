@@ -120,6 +120,19 @@ def test_who_hung_while_another_job_opened_the_lanes_writes_no_claim_over_theirs
     assert newest_claim(open_writer(_HERE)).positions == {"in": {"0": 20}}
 
 
+def test_who_hung_while_it_wrote_terms_opens_no_lane_that_another_job_has_closed(
+    settings: Settings, terms: Terms
+) -> None:
+    write_terms(settings, replace(terms, lanes=0), holds)
+
+    def hang() -> None:
+        close_lanes(settings, holds)
+
+    with pytest.raises(DeliveryFailed, match="the terms of forwarders could not be written"):
+        write_terms(settings, terms, hang)
+    assert newest_terms(settings) == replace(terms, lanes=0)
+
+
 def test_lanes_that_were_never_open_begin_at_the_positions(settings: Settings, terms: Terms, open_writer: Open) -> None:
     assert newest_claims(close_lanes(settings, holds)) == {}
     positions = {"in": {str(number): 10 + number for number in range(8)}, "former": {"0": 3}}
