@@ -32,7 +32,7 @@ from sinks.ready_log.hand_over import ready_chunks
 from sinks.release.wall_clock import now_ms
 from sources.intake.consumed import records_of
 from sources.intake.near import accept_near
-from state.claims import NO_EPOCH, Terms, check_uncut
+from state.claims import JOB, NO_EPOCH, Terms, check_uncut
 from state.message import empty_messages
 from state.order import in_order
 from state.shards import by_shard
@@ -55,6 +55,8 @@ _AT_ONCE = 1_000
 # A message that is due later than this may wait for others. It reaches the release process long before it is due.
 _SOON_MS = 1_000
 _END_TIMEOUT_S = 10.0
+# So long after a topic is created again, brokers may still tell the id of the one before.
+_LEARN_S = 2.0
 # Errors of reading that pass: the next look at the inputs finds out whether the topic is there.
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
@@ -137,6 +139,9 @@ class LaneForwarder(PartThread):
             failpoint("lane-opened")
             lane, self._taken, self._taken_ms = Lane(claim, places, terms.topic_ids), [], 0
             log.info("lane %d: forwarding %s", self.lane, ", ".join(f"{topic}/{number}" for topic, number in places))
+            if claim.owner == JOB:
+                # The job learns that the lane has a forwarder again, also if no record comes.
+                self._write(lane, writer, terms)
             # 3. Read, accept, write.
             with closing(self._consumer()) as consumer:
                 _assign(consumer, lane)
@@ -190,9 +195,11 @@ class LaneForwarder(PartThread):
         # begins at the position of a claim.
         if any(map(lane.has_read, stuck)):
             return False
-        # A topic that was created again ends below the position too.
-        if not {*stuck}.issubset(self._context.watch.look(for_terms=False).of_lane(self.lane)):
-            return False
+        # A topic that was created again ends below the position too. Brokers learn of it one after the other.
+        for pause_s in (0.0, _LEARN_S):
+            self._stopping.wait(pause_s)
+            if not {*stuck}.issubset(self._context.watch.look(for_terms=False).of_lane(self.lane)):
+                return False
         firsts = {place: consumer.get_watermark_offsets(TopicPartition(*place), _END_TIMEOUT_S)[0] for place in stuck}
         if cut := lane.resume(firsts, time.monotonic()):
             claim = lane.claim.found_cut(self._context.member, cut)

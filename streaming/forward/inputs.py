@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable
+from conf.kafka.error_codes import is_outage
+from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.lanes.terms import read_terms
 from sinks.topics.topic_ids import PresentTopic, TopicIds
@@ -80,7 +82,7 @@ class InputWatch:
 
         Raises KafkaException, BrokerUnreachable, TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
         """
-        with self._looking:
+        with self._looking, right_named("Describe", "input topics that the job reads"):
             terms = self.inputs.terms
             if for_terms:
                 terms = read_terms(self._settings, self._options)
@@ -95,10 +97,14 @@ class InputWatch:
         while not self._stopping.is_set():
             try:
                 self.look(for_terms=time.monotonic() >= self._terms_s + _TERMS_EVERY_S)
-            except (KafkaException, BrokerUnreachable) as problem:
-                # An outage, which the lanes log.
-                log.debug("the inputs cannot be looked up: %s", problem)
             except BaseException as error:  # noqa: BLE001, the process raises it
-                self.error = error
-                return
+                if not _is_outage(error):
+                    self.error = error
+                    return
+                # The lanes log it.
+                log.debug("the inputs cannot be looked up: %s", error)
             self._stopping.wait(_LOOK_EVERY_S)
+
+
+def _is_outage(error: BaseException) -> bool:
+    return isinstance(error, BrokerUnreachable) or (isinstance(error, KafkaException) and is_outage(error.args[0]))

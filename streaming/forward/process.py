@@ -36,10 +36,8 @@ class ForwardProcess:
     `lanes` are those that are open, `counts` what was forwarded, `group` is its place in the group.
     """
 
-    def __init__(self, settings: Settings, member: str, refused_limit_s: float = REFUSED_LIMIT_S) -> None:
+    def __init__(self, settings: Settings, member: str) -> None:
         """`member` is the process's name in the group: of two with one name, the later one fences the other.
-
-        `refused_limit_s` is for how long the group may refuse the process before it ends.
 
         Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable.
         """
@@ -50,7 +48,7 @@ class ForwardProcess:
         self._context = ForwardContext(settings, member, options, self._watch, self.counts)
         self.lanes = Parts(partial(LaneForwarder, self._context), _RETAKE_S)
         self.group = GroupMember(
-            forward_group(settings), options, member, self._on_assign, self._on_revoke, refused_limit_s
+            forward_group(settings), options, member, self._on_assign, self._on_revoke, REFUSED_LIMIT_S
         )
 
     def run(self, should_end: Callable[[ForwardProcess], bool], on_joined: Callable[[], None] = lambda: None) -> None:

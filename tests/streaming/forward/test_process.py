@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from conf.failpoints import FORWARD_POINTS
 from sinks.lanes.writer import LaneTaken
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
-from state.claims import lane_of
+from state.claims import JOB, lane_of
 from state.order import ORDER
 from state.shards import shard_of
 from streaming.forward.lane import MOST_BEHIND
@@ -114,6 +115,19 @@ def test_a_forwarder_that_was_paused_takes_nothing_that_the_next_owner_has(bench
             assert writer.claim is not None
             with pytest.raises(LaneTaken):
                 writer.write(writer.claim)
+
+
+def test_a_lane_that_the_job_has_taken_is_claimed_by_the_next_forwarder_before_a_record_comes(
+    bench: ForwardBench,
+) -> None:
+    bench.open_lanes()
+    for lane in range(LANES):
+        with closing(bench.writer(lane)) as writer:
+            assert writer.claim is not None
+            writer.write(writer.claim.next(JOB, {}, {}, {}))
+    with bench.forwarder():
+        assert_eventually(lambda: all(own[-1].owner == "north" for own in bench.claims().values()))
+    assert all(later.follows(earlier) for own in bench.claims().values() for earlier, later in pairwise(own))
 
 
 def test_two_members_share_the_lanes_and_each_gets_what_the_other_leaves(bench: ForwardBench) -> None:
