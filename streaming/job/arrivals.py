@@ -1,7 +1,8 @@
 """The pace of batches: the next one begins when records have come, and otherwise every few seconds.
 
-An idle batch costs as much as a busy one, and hands over a horizon ahead, so that it can wait. Work for which someone
-waits does not wait for `clock.trigger`: it begins a batch half a second after the last one began.
+An idle batch costs as much as a busy one, and hands over a horizon ahead, so that it can wait: for longer if no message
+does. Work for which someone waits does not wait for `clock.trigger`: it begins a batch half a second after the last one
+began.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from state.checkpoint.progress import BatchSpan
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_IDLE_MS = 5_000
+_IDLE_MS, _EMPTY_MS = 5_000, 15_000
 # From the begin of one batch to that of the next, if something is urgent.
 _URGENT_MS = 500
 # A batch hands over what falls due until the next one, several times over.
@@ -53,8 +54,8 @@ class ArrivalWatch:
         most_ms = settings.clock.horizon // _BATCHES_IN_A_HORIZON
         self._forwarded_ms = min(settings.forward.trigger, most_ms)
         longest_ms = max(settings.clock.trigger, self._forwarded_ms if settings.forward.is_on else 0)
-        # How long a batch may be put off, in s.
-        self.idle_s = max(longest_ms, min(_IDLE_MS, most_ms)) / 1000
+        # How long a batch may be put off, in s; and if no message waits.
+        self.idle_s, self.empty_s = (max(longest_ms, min(idle_ms, most_ms)) / 1000 for idle_ms in (_IDLE_MS, _EMPTY_MS))
         self._settings = settings
         self._woken = threading.Event()
         self._consumer = Consumer(
@@ -83,6 +84,7 @@ class ArrivalWatch:
         is_urgent: bool = False,
         is_forwarded: bool = False,
         look_for_urgent: LookForUrgent | None = None,
+        is_empty: bool = False,
     ) -> None:
         """Return when the next batch should begin.
 
@@ -90,7 +92,7 @@ class ArrivalWatch:
           `look_for_urgent` finds that it is
         - `clock.trigger` after the last one began, or `forward.trigger` if all records pass forwarders
           (`is_forwarded`), or as soon after that as there is a record at or above the offsets `read`
-        - after a few seconds in any case, or when `wake` is called
+        - after a few seconds in any case, some more if no message waits (`is_empty`), or when `wake` is called
 
         `begun_s` is when the last batch began (monotonic). `look_for_urgent` is called in this thread, only before the
         trigger has passed: after it, any record ends the wait.
@@ -99,7 +101,7 @@ class ArrivalWatch:
         self._wait_until(begun_s + self._urgent_s)
         if is_urgent or self._is_urgent_before(begun_s + trigger_ms / 1000, look_for_urgent):
             return
-        deadline_s = begun_s + self.idle_s
+        deadline_s = begun_s + (self.empty_s if is_empty else self.idle_s)
         if time.monotonic() >= deadline_s or self._woken.is_set():
             return
         self._consumer.assign(self._positions(read))

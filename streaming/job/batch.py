@@ -242,6 +242,7 @@ class BatchRunner:
             is_urgent=is_behind or has_more,
             is_forwarded=self._claims.is_forwarded,
             look_for_urgent=self._claims.look_for_urgent,
+            is_empty=not self._catalog and not any(row["count"] for row in rows if row["kind"] == KEPT),
         )
 
     def catch_up(self) -> None:

@@ -137,6 +137,19 @@ def test_where_forwarders_read_everything_batches_begin_by_their_own_trigger(
             assert least_s <= time.monotonic() - begun_s < least_s + _SOON_S
 
 
+def test_a_job_in_which_nothing_waits_begins_batches_rarely() -> None:
+    with _watching(_without_brokers("clock.horizon=8s", "clock.trigger=0ms", "forward.processes=0")) as watch:
+        assert (watch.idle_s, watch.empty_s) == (2, 2)
+    with _watching(_without_brokers("forward.trigger=1s")) as watch:
+        assert (watch.idle_s, watch.empty_s) == (5, 15)
+    with _watching(_without_brokers("forward.trigger=1s", "clock.horizon=40s")) as watch:
+        begun_s = time.monotonic()
+        watch.wait(begun_s - 5, _READ)
+        assert time.monotonic() - begun_s < 4
+        watch.wait(time.monotonic() - 5, _READ, is_empty=True)
+        assert time.monotonic() - begun_s >= 5
+
+
 def test_a_wake_ends_the_wait_for_something_urgent() -> None:
     never = threading.Event()
     with _watching(_without_brokers(*_RARELY)) as watch:

@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
+from benchmarks.plain import RATES
 from conf.errors import Rejected
 from sinks.internal_topics.position import Position
 from sinks.release.counts import BOUNDS_MS, ReleaseCounts
@@ -136,7 +137,8 @@ def test_messages_are_late_above_a_bound_of_the_histogram_that_plain_messages_ke
     threshold_ms = float(expression.rpartition("> ")[2]) * 1000
     assert threshold_ms in BOUNDS_MS
     # Within a bound Prometheus may take a message for as late as the bound.
-    measured_ms = json.loads((ROOT / "benchmarks/results/plain.json").read_text())["figures"]["plain"]["p99_ms"]
+    figures = json.loads((ROOT / "benchmarks/results/plain.json").read_text())["figures"]
+    measured_ms = max(figures[case]["p99_ms"] for case in RATES)
     assert threshold_ms > min(bound_ms for bound_ms in BOUNDS_MS if bound_ms >= measured_ms)
 
 
