@@ -38,7 +38,7 @@ from state.order import in_order
 from state.shards import by_shard
 from streaming.forward.counts import ForwardCounts
 from streaming.forward.inputs import Inputs, InputWatch
-from streaming.forward.lane import Lane, Place
+from streaming.forward.lane import Lane, Place, may_wait_s
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,12 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 # How long to wait before looking again whether there is anything to do.
 _IDLE_S = 0.5
-# Transactions begin so far apart: each costs the same few milliseconds here and of the broker, however little it has.
+# Records are taken so far apart: each time costs the same few milliseconds, however few they are.
 _PACE_S = 0.02
 # What is accepted at once, at most. A single call of the client may go over it.
 _MOST_RECORDS = 4_000
 _MOST_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 1_000
-# A message that is due later than this may wait for others (`CLAIM_EVERY_S`): it reaches the release process in time.
-_SOON_MS = 500
 _END_TIMEOUT_S = 10.0
 # So long after a topic is created again, brokers may still tell the id of the one before.
 _LEARN_S = 2.0
@@ -91,8 +89,8 @@ class LaneForwarder(PartThread):
         # What the lane has taken and not written yet, and the latest clock by which it took that (epoch ms).
         self._taken: list[pa.Table] = []
         self._taken_ms = 0
-        # When a transaction began last, by the monotonic clock.
-        self._written_s = 0.0
+        # When records were taken last, by the monotonic clock.
+        self._took_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -166,20 +164,21 @@ class LaneForwarder(PartThread):
         due_s = lane.claim_due_s()
         self.stepped_s = begun_s = time.monotonic()
         self.behind = lane.lag
-        pause_s = self._written_s + _PACE_S - begun_s
+        pause_s = self._took_s + _PACE_S - begun_s
         if pause_s > 0:
             time.sleep(pause_s)
         records, reached, stuck = _read(consumer, _POLL_S if due_s is None else max(0.0, due_s - begun_s))
         self._retry.end()
         if self._skip_backlog(consumer, lane, reached):
             records, reached = [], {}
-        if records:
-            self._take(lane, records, terms)
         now_s = time.monotonic()
+        if records:
+            self._took_s = now_s
+            self._take(lane, records, terms)
         for place, (position, leader_epoch) in reached.items():
             lane.read(place, position, now_s, leader_epoch)
         due_s = lane.claim_due_s()
-        if due_s is not None and now_s >= due_s:
+        if due_s is not None and time.monotonic() >= due_s:
             self._write(lane, writer, terms)
         return stuck
 
@@ -230,23 +229,23 @@ class LaneForwarder(PartThread):
         """Accept `records`, and keep the messages that the lane takes of them."""
         readable, clock_ms = records_of(records), now_ms()
         messages, is_urgent = accept_near(readable, terms.settings, clock_ms, clock_ms + self._settings.clock.horizon)
-        lane.leave(is_urgent or readable.num_rows < len(records))
+        if is_urgent or readable.num_rows < len(records):
+            lane.leave_urgent(self._took_s)
         if not messages.num_rows:
             return
         self._taken.append(messages)
         self._taken_ms = max(self._taken_ms, clock_ms)
         dues = pc.min_max(messages.column("deliver_at_ms")).as_py()
-        lane.take(
-            _offsets(messages),
-            due_before_ms=dues["max"] + 1,
-            cannot_wait=dues["min"] < clock_ms + _SOON_MS
-            or sum(each.num_rows for each in self._taken) >= _MOST_RECORDS
-            or sum(each.nbytes for each in self._taken) >= _MOST_BYTES,
+        is_full = (
+            sum(each.num_rows for each in self._taken) >= _MOST_RECORDS
+            or sum(each.nbytes for each in self._taken) >= _MOST_BYTES
         )
+        wait_s = 0.0 if is_full else may_wait_s(dues["min"] - clock_ms)
+        lane.take(_offsets(messages), due_before_ms=dues["max"] + 1, by_s=self._took_s + wait_s)
 
     def _write(self, lane: Lane, writer: LaneWriter, terms: Terms) -> None:
         """Write the messages that the lane has taken, in one transaction with its next claim."""
-        self._written_s, clock_ms = time.monotonic(), now_ms()
+        clock_ms = now_ms()
         claim = lane.next_claim(self._context.member)
         taken = pa.concat_tables(self._taken) if self._taken else empty_messages()
         chunks = {

@@ -17,8 +17,17 @@ Place = tuple[str, int]
 MOST_BEHIND = 50_000
 _LITTLE_BEHIND = 10_000
 MOST_BEHIND_S = 3.0
-# How long a claim waits for more to be read, unless a message that is taken is due sooner. Batches wait for claims.
-CLAIM_EVERY_S = 0.1
+# How long a claim waits for more to be read, at the most; and if someone waits for what it leaves. Batches wait for
+# claims, and each is a transaction.
+CLAIM_EVERY_S, URGENT_S = 0.25, 0.1
+# A message waits for others for a share of its delay beyond this. It reaches the release process long before it is due.
+_SOON_MS = 300
+_SHARE = 0.25
+
+
+def may_wait_s(delay_ms: int) -> float:
+    """Return for how long a message that is due in `delay_ms` may wait for others."""
+    return min(max(0, delay_ms - _SOON_MS) / 1000 * _SHARE, CLAIM_EVERY_S)
 
 
 class Lane:
@@ -38,9 +47,9 @@ class Lane:
         self._ends = dict(self.positions)
         self._taken: dict[Place, list[int]] = {}
         self._due_before_ms = 0
-        self._is_urgent = self._cannot_wait = False
-        # Since when something is read that is not claimed, and since when the lane is behind.
-        self._unclaimed_s: float | None = None
+        self._is_urgent = False
+        # When the next claim should be written, and since when the lane is behind.
+        self._claim_due_s: float | None = None
         self._behind_s: float | None = None
 
     def read(self, place: Place, position: int, now_s: float, leader_epoch: int = NO_EPOCH) -> None:
@@ -50,7 +59,7 @@ class Lane:
         """
         if position > self.positions[place]:
             self.positions[place], self.leader_epochs[place] = position, leader_epoch
-            self._unclaimed_s = now_s if self._unclaimed_s is None else self._unclaimed_s
+            self._claim_by(now_s + CLAIM_EVERY_S)
 
     def has_read(self, place: Place) -> bool:
         """Return whether the lane has gone on in a partition since it was opened."""
@@ -70,22 +79,21 @@ class Lane:
         """Note where a partition ends."""
         self._ends[place] = end
 
-    def take(self, offsets: Mapping[Place, Iterable[int]], due_before_ms: int, cannot_wait: bool) -> None:
-        """Note which records are taken, and whether one cannot wait. They are due before `due_before_ms` (epoch ms)."""
+    def take(self, offsets: Mapping[Place, Iterable[int]], due_before_ms: int, by_s: float) -> None:
+        """Note which records are taken, to be claimed `by_s`. They are due before `due_before_ms` (epoch ms)."""
         for place, own in offsets.items():
             self._taken.setdefault(place, []).extend(own)
         self._due_before_ms = max(self._due_before_ms, due_before_ms)
-        self._cannot_wait |= cannot_wait
+        self._claim_by(by_s)
 
-    def leave(self, is_urgent: bool) -> None:
-        """Note whether a record is left to the batches for which someone waits."""
-        self._is_urgent |= is_urgent
+    def leave_urgent(self, now_s: float) -> None:
+        """Note that a record is left to the batches for which someone waits."""
+        self._is_urgent = True
+        self._claim_by(now_s + URGENT_S)
 
     def claim_due_s(self) -> float | None:
         """Return when the next claim should be written; None as long as nothing is read."""
-        if self._unclaimed_s is None or self._cannot_wait:
-            return self._unclaimed_s
-        return self._unclaimed_s + CLAIM_EVERY_S
+        return self._claim_due_s
 
     def next_claim(self, owner: str) -> Claim:
         """Return the claim on all that is read."""
@@ -98,8 +106,8 @@ class Lane:
         """Note that the claim of `next_claim` is committed."""
         self.claim = claim
         self._taken = {}
-        self._is_urgent = self._cannot_wait = False
-        self._unclaimed_s = None
+        self._is_urgent = False
+        self._claim_due_s = None
 
     def behind(self, now_s: float) -> dict[Place, int]:
         """Return the partitions whose backlog is the batches' work, and where they end; none if the lane keeps up."""
@@ -127,5 +135,8 @@ class Lane:
         """Leave all below `ends` to the batches, unread. Nothing is known of it, so it is urgent."""
         for place, end in ends.items():
             self.read(place, end, now_s)
-        self._is_urgent = True
+        self.leave_urgent(now_s)
         self._behind_s = None
+
+    def _claim_by(self, at_s: float) -> None:
+        self._claim_due_s = at_s if self._claim_due_s is None else min(at_s, self._claim_due_s)

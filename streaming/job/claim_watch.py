@@ -30,7 +30,7 @@ from state.taken import Taken
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-# A forwarder claims what it has read ten times a second.
+# A forwarder claims what it has read four times a second.
 _STILL_S = 2.0
 
 LOST_CLAIMS_REMEDY = (

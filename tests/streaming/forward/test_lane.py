@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.claims import NO_EPOCH, Claim, Claims
-from streaming.forward.lane import CLAIM_EVERY_S, MOST_BEHIND, MOST_BEHIND_S, Lane
+from streaming.forward.lane import CLAIM_EVERY_S, MOST_BEHIND, MOST_BEHIND_S, URGENT_S, Lane, may_wait_s
 
 A, B = ("in", 0), ("in", 3)
 IDS = {"in": "id", "other": "o"}
@@ -25,11 +26,11 @@ def test_a_lane_goes_on_where_the_newest_claim_ends_and_at_the_beginning_without
 def test_a_claim_says_what_is_read_and_taken_since_the_one_before() -> None:
     own = lane()
     own.read(A, 15, 0)
-    own.take({A: [11, 13]}, due_before_ms=500, cannot_wait=True)
+    own.take({A: [11, 13]}, due_before_ms=500, by_s=0)
     own.claimed(first := own.next_claim("north"))
     assert (first.positions, first.decided, first.owner) == ({"in": {"0": 15}}, {"in": {"0": 5}}, "north")
     own.read(B, 4, 1)
-    own.leave(is_urgent=True)
+    own.leave_urgent(1)
     own.claimed(second := own.next_claim("north"))
     assert (second.decided, second.taken, second.due_before_ms) == ({"in": {"3": 4}}, {}, 500)
     assert (first.is_urgent, second.is_urgent) == (False, True)
@@ -66,23 +67,31 @@ def test_a_lane_goes_on_behind_deleted_records_and_nowhere_else() -> None:
     assert own.next_claim("north").positions == {"in": {"0": 11, "3": 3}}
 
 
-def test_a_claim_waits_for_a_little_more_unless_a_message_cannot_wait() -> None:
+def test_a_claim_waits_for_a_little_more_unless_something_of_it_cannot_wait() -> None:
     own = lane()
     assert own.claim_due_s() is None
     own.read(A, 10, 3.0)
     assert own.claim_due_s() is None
     own.read(A, 11, 4.0)
     own.read(A, 12, 4.01)
-    own.leave(is_urgent=True)
-    own.take({A: [10]}, 1, cannot_wait=False)
     assert own.claim_due_s() == 4.0 + CLAIM_EVERY_S
-    own.take({A: [11]}, 1, cannot_wait=True)
-    own.read(A, 13, 4.02)
-    own.take({A: [12]}, 1, cannot_wait=False)
-    assert own.claim_due_s() == 4.0
+    own.leave_urgent(4.02)
+    own.take({A: [10]}, 1, by_s=4.2)
+    assert own.claim_due_s() == 4.02 + URGENT_S
+    own.take({A: [11]}, 1, by_s=4.03)
+    own.read(A, 13, 4.03)
+    own.take({A: [12]}, 1, by_s=4.1)
+    assert own.claim_due_s() == 4.03
     own.claimed(own.next_claim("north"))
     own.read(A, 14, 5.0)
     assert own.claim_due_s() == 5.0 + CLAIM_EVERY_S
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "wait_s"), [(-5_000, 0), (0, 0), (300, 0), (500, 0.05), (1_300, 0.25), (60_000, CLAIM_EVERY_S)]
+)
+def test_a_message_waits_for_others_for_a_share_of_its_delay(delay_ms: int, wait_s: float) -> None:
+    assert may_wait_s(delay_ms) == pytest.approx(wait_s)
 
 
 def test_what_is_far_behind_is_left_to_the_batches_at_once_and_unread() -> None:
@@ -138,7 +147,7 @@ def test_claims_of_any_owners_decide_each_offset_once(steps: list[tuple[object, 
                 assert isinstance(wanted, set)
                 start = own.positions[place]
                 found = {start + each for each in wanted if each < count}
-                own.take({place: found}, 1, cannot_wait=True)
+                own.take({place: found}, 1, by_s=0)
                 own.read(place, start + count, 0.0)
                 pending[place] |= found
             case ("skip", place, count):

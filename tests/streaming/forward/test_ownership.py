@@ -184,7 +184,7 @@ class World:
         there = sorted(offset for topic, number, offset in self.records if (topic, number) == place)
         near = [offset for offset in there if first <= offset < position and self.chance.random() < 0.7]
         if near:
-            forwarder.lane.take({place: near}, 9, cannot_wait=True)
+            forwarder.lane.take({place: near}, 9, by_s=0.0)
         forwarder.lane.read(place, position, 0.0)
 
     def skip(self) -> None:
