@@ -22,6 +22,7 @@ from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, sum
 from sinks.ready_log.hand_over import ready_chunks
 from sinks.release.pending import Pending
 from sinks.release.room import Limits
+from state.kinds import MESSAGE
 from state.message import HEADERS, MESSAGE_SCHEMA
 from state.order import in_order
 
@@ -122,6 +123,7 @@ def _messages(dues_ms: np.ndarray, first: int) -> pa.Table:
     headers = [[{"key": "trace", "value": b"%d" % n}, {"key": "deliver-at", "value": b"%d" % n}] for n in numbers]
     columns = {
         "deliver_at_ms": dues_ms,
+        "kind": np.full(count, MESSAGE),
         "topic": ["in"] * count,
         "partition": numbers % 2,
         "offset": numbers,

@@ -20,6 +20,7 @@ from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
+from state.kinds import MESSAGE
 from state.message import MESSAGE_SCHEMA
 from streaming.spark.session import open_session
 
@@ -68,6 +69,7 @@ def _messages(bucket: int, deliver_at_ms: npt.NDArray[np.int64]) -> pa.Table:
     offsets = np.random.default_rng(bucket).permutation(count) + bucket * count
     columns = {
         "deliver_at_ms": deliver_at_ms,
+        "kind": np.full(count, MESSAGE),
         "topic": ["in"] * count,
         "partition": np.zeros(count),
         "offset": offsets,

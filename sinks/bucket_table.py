@@ -44,7 +44,7 @@ from state.message_ids import Ids
 from state.order import ORDER
 
 # Raise this with every change after which an earlier Delayline would misread the table.
-_FORMAT = "delayline.format", "1"
+_FORMAT = "delayline.format", "2"
 _PROPERTIES = {
     # A log checkpoint costs about two appends; with the default of 10, each tenth batch would be late.
     "delta.checkpointInterval": "50",

@@ -1,8 +1,9 @@
 """Cancels and replacements: the headers that ask for them, and the answer, which goes to the results topic.
 
-A record with the header `CANCEL_HEADER` is an *ask*. It is accepted as a message that goes to the results topic at
+A record with the header `CANCEL_HEADER` is an *ask*. It is accepted like a message that goes to the results topic at
 once, with the id that it asks for as its key. So it is in order, handed over and released like any message, exactly
-once. Its value, the *answer*, is filled in when its batch has decided (`streaming.job.cancels`).
+once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in: when its batch has decided
+(`streaming.job.cancels`), or a release process.
 
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
 without these headers, and an ask for the message that it replaces. Until the ask is answered, its value has the
@@ -20,11 +21,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
+from state.kinds import ANSWER, KIND, REQUEST, Mask, is_ask, kinds_of, requests_in
 from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_from_texts, ids_in, places_in
 from state.reasons import RESULTS, Reason
 
@@ -71,52 +72,35 @@ ASK_SCHEMA = pa.schema(
         ("name", pa.binary()),
     ]
 )
-# Answers, by the id of the ask: the value, or null if nobody waits for an answer, and the key, or null if the ask has
-# it already.
-ANSWER_SCHEMA = ID_SCHEMA.append(pa.field("value", pa.large_binary())).append(pa.field("key", pa.binary()))
+# Answers, by the id of the ask: the value, or null if nobody waits for an answer; the key, or null if the ask has it
+# already; and `REQUEST` in place of `ANSWER` if a release process must decide.
+ANSWER_SCHEMA = pa.schema([*ID_SCHEMA, ("value", pa.large_binary()), ("key", pa.binary()), KIND])
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
 _TERMS = ("condition", "deliver_at_ms", "name")
 # How the value of an ask by a name begins, until it is answered.
 _BY_NAME = b"name "
 
 
-def is_ask(messages: pa.Table, results: str) -> pa.Array:
-    """Return which of `messages` are asks, or answers to them. `results` is the results topic; "" is none."""
-    to_results = pc.equal(messages.column("output_topic"), results)
-    return pc.and_(to_results, pc.is_null(messages.column("error_code")))
+def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
+    """Return `messages` but for those that have one of the ids `cancelled`."""
+    return without_named(messages, among(messages, cancelled))
 
 
-def goes_on_at_once(messages: pa.Table, results: str) -> pa.Array:
-    """Return which of `messages` the batch that accepts them hands over, whenever they are due.
-
-    These are dead letters, and asks: an ask is decided by the batch that reads it.
-    """
-    return pc.or_(pc.is_valid(messages.column("error_code")), is_ask(messages, results))
-
-
-def without_cancelled(messages: pa.Table, cancelled: Ids, results: str) -> pa.Table:
-    """Return `messages` but for those that have one of the ids `cancelled`. `results` is the results topic."""
-    return without_named(messages, among(messages, cancelled), results)
-
-
-def without_named(messages: pa.Table, named: npt.NDArray[np.bool_], results: str) -> pa.Table:
+def without_named(messages: pa.Table, named: Mask) -> pa.Table:
     """Return `messages` but for those whose id is `named` as that of a cancelled message.
 
-    An ask stays: that of a cancelled replacement has the id of the replacement. `results` is the results topic.
+    An ask stays: that of a cancelled replacement has the id of the replacement.
     """
     if not named.any():
         return messages
-    left = ~named | np.asarray(is_ask(messages, results))
-    return messages.filter(pa.array(left))
+    return messages.filter(pa.array(~named | is_ask(messages)))
 
 
-def asks_in(messages: pa.Table, results: str) -> pa.Table:
-    """Return the asks among `messages`, as a table of `ASK_SCHEMA`."""
-    named = is_ask(messages, results)
-    # Nearly always: to filter a dozen columns takes longer than to look.
-    if not results or not pc.any(named).as_py():
+def asks_in(messages: pa.Table) -> pa.Table:
+    """Return the asks among `messages` that have no answer yet, as a table of `ASK_SCHEMA`."""
+    own = requests_in(messages)
+    if not own.num_rows:
         return ASK_SCHEMA.empty_table()
-    own = messages.filter(named)
     # Nearly all: cancels by an id, which have no terms.
     plain = pc.is_null(own.column("value"))
     with_terms = own.filter(pc.invert(plain))
@@ -302,14 +286,8 @@ class Undecided(NamedTuple):
 
     @staticmethod
     def from_bytes(value: bytes) -> Undecided:
-        """Read the value of an ask that `is_undecided`."""
+        """Read the value of such an ask."""
         return Undecided(*json.loads(value))
-
-
-def is_undecided(messages: pa.Table, results: str) -> pa.Array:
-    """Return which of `messages` are asks that a release process must decide: an answer is an object, this a list."""
-    is_list = pc.equal(pc.binary_slice(messages.column("value").cast(pa.binary()), 0, 1), b"[")
-    return pc.and_(is_ask(messages, results), is_list.fill_null(False))
 
 
 def answers_to(asks: pa.Table, reason: Reason, replaces: bool = False) -> pa.Table:
@@ -347,7 +325,8 @@ def answers_with_outputs(
 
 def answers_of(answers: Mapping[MessageId, bytes | None]) -> pa.Table:
     """Return single answers, by the id of the ask, as a table of `ANSWER_SCHEMA`. The keys of the asks stay."""
-    columns = [*_columns(list(answers), 3), tuple(answers.values()), (None,) * len(answers)]
+    count = len(answers)
+    columns = [*_columns(list(answers), 3), tuple(answers.values()), (None,) * count, (ANSWER,) * count]
     return pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, ANSWER_SCHEMA, strict=True)],
         schema=ANSWER_SCHEMA,
@@ -356,15 +335,16 @@ def answers_of(answers: Mapping[MessageId, bytes | None]) -> pa.Table:
 
 def undecided_asks(asks: pa.Table, undecided: Undecided) -> pa.Table:
     """Return `undecided` in place of an answer to each of `asks`, as a table of `ANSWER_SCHEMA`."""
-    return _answer_table(asks, pa.repeat(pa.scalar(undecided.to_bytes(), pa.large_binary()), asks.num_rows))
+    values = pa.repeat(pa.scalar(undecided.to_bytes(), pa.large_binary()), asks.num_rows)
+    return _answer_table(asks, values, REQUEST)
 
 
-def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:
+def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
     """Return `messages` with the answer of each ask as its value, and without the asks that nobody wants answered.
 
     `answers` has the columns of `ANSWER_SCHEMA`. Raises InvariantViolated if one is missing.
     """
-    mask = np.asarray(is_ask(messages, results))
+    mask = np.asarray(kinds_of(messages) == REQUEST)
     if not mask.any():
         return messages
     asks = messages.filter(pa.array(mask))
@@ -374,7 +354,7 @@ def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:
         raise InvariantViolated(f"the ask {missing} is handed over without an answer")
     own = answers.take(pa.array(places))
     keys = pc.coalesce(own.column("key"), asks.column("key"))
-    for name, new in (("value", own.column("value")), ("key", keys)):
+    for name, new in (("kind", own.column("kind")), ("value", own.column("value")), ("key", keys)):
         field = messages.schema.get_field_index(name)
         filled = pc.replace_with_mask(messages.column(name).combine_chunks(), pa.array(mask), new.combine_chunks())
         messages = messages.set_column(field, messages.schema.field(field), filled)
@@ -385,9 +365,10 @@ def answered(messages: pa.Table, results: str, answers: pa.Table) -> pa.Table:
     return messages.filter(pa.array(~unwanted))
 
 
-def _answer_table(asks: pa.Table, values: pa.Array) -> pa.Table:
+def _answer_table(asks: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Table:
     """Return `values` as the answers to `asks`, with the ids that these ask for as keys."""
-    columns = [*(asks.column(name) for name in _ASK_ID), values, id_texts(asks).cast(pa.binary())]
+    kinds = pa.repeat(pa.scalar(kind, KIND.type), asks.num_rows)
+    columns = [*(asks.column(name) for name in _ASK_ID), values, id_texts(asks).cast(pa.binary()), kinds]
     return pa.table(columns, names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
 
 

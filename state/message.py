@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from state.kinds import KIND
+
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
+# A change raises the format numbers of all that stores chunks: `state.checkpoint.file_format`, `sinks.bucket_table` and
+# `sinks.ready_log.chunk`.
 MESSAGE_SCHEMA = pa.schema(
     [
         # The due time, epoch ms. For a plain message its timestamp, but never later than its batch's clock.
         pa.field("deliver_at_ms", pa.int64()),
+        # What the row is: a message, a dead letter, or an ask (`state.kinds`).
+        KIND,
         # The message id, and the record's Kafka timestamp in epoch ms.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.settings import Settings
+from state import kinds
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, unpacked_ids
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
@@ -81,8 +82,9 @@ def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return a table of `MESSAGE_SCHEMA`. `MESSAGE` has the values that a row omits."""
-    return pa.Table.from_pylist([{**MESSAGE, **row} for row in rows], schema=MESSAGE_SCHEMA)
+    """Return a table of `MESSAGE_SCHEMA`. `MESSAGE` has the values that a row omits; an error makes a dead letter."""
+    whole = [{"kind": kinds.DEAD_LETTER if row.get("error_code") else kinds.MESSAGE, **MESSAGE, **row} for row in rows]
+    return pa.Table.from_pylist(whole, schema=MESSAGE_SCHEMA)
 
 
 def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import ReadyLogLost
 from conf.kafka.headers import RecordHeaders
-from state.cancel import is_ask, is_undecided
 from state.checkpoint.stored_json import STORED, RecordFormat
+from state.kinds import REQUEST, kinds_of
 from state.message import encode_chunk
 from state.order import OrderKey, key_of
 
@@ -34,21 +33,14 @@ class ChunkSummary:
     asks: bool = False
 
 
-_FORMAT = RecordFormat(TypeAdapter(ChunkSummary), "a chunk in the ready topic")
+_FORMAT = RecordFormat(TypeAdapter(ChunkSummary), "a chunk in the ready topic", number=2)
 
 
-def chunk_record(messages: pa.Table, batch: int = 0, results: str = "") -> tuple[bytes, RecordHeaders]:
-    """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order.
-
-    `results` is the results topic.
-    """
-    asks = bool(results) and pc.any(is_ask(messages, results)).as_py() and _has_undecided(messages, results)
+def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeaders]:
+    """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order."""
+    asks = bool((kinds_of(messages) == REQUEST).any())
     summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes, asks)
     return encode_chunk(messages), [(_HEADER, _FORMAT.dump(summary))]
-
-
-def _has_undecided(messages: pa.Table, results: str) -> bool:
-    return bool(pc.any(is_undecided(messages, results)).as_py())
 
 
 def summary_of(

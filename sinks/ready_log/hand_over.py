@@ -17,6 +17,7 @@ from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
 from state.checkpoint.progress import Progress, committed_messages
+from state.kinds import DEAD_LETTER, kinds_of
 from state.message import split_by_bytes
 from state.order import OrderKey, in_order, key_of, up_to
 
@@ -207,7 +208,7 @@ def ready_chunks(messages: pa.Table, clock_ms: int) -> Iterator[pa.Table]:
 
     Dead letters are due at `clock_ms` (epoch ms) or before, since what they ask for is not known, or is refused.
     """
-    is_dead = np.asarray(pc.is_valid(messages.column("error_code")))
+    is_dead = np.asarray(kinds_of(messages) == DEAD_LETTER)
     if is_dead.any():
         dead = messages.filter(pa.array(is_dead))
         dues = pc.min_element_wise(dead.column("deliver_at_ms"), pa.scalar(clock_ms))

@@ -30,13 +30,11 @@ class Cancels:
 
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
     - `left_out`: messages that came with the batch, and are not handed over; an ask may have the same id, and is
-    - `results`: the results topic
     - `answers`: a table of `state.cancel.ANSWER_SCHEMA`
     """
 
     cancelled: Ids = field(default_factory=dict)
     left_out: Ids = field(default_factory=dict)
-    results: str = ""
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
 
 
@@ -71,8 +69,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
             if from_ms is not None:
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
-                messages = without_cancelled(messages.slice(start, end - start), cancels.cancelled, cancels.results)
+                messages = without_cancelled(messages.slice(start, end - start), cancels.cancelled)
             elif cancels.answers.num_rows:
-                left = without_cancelled(messages, cancels.left_out, cancels.results)
-                messages = answered(left, cancels.results, cancels.answers)
+                messages = answered(without_cancelled(messages, cancels.left_out), cancels.answers)
             yield shard, key, messages

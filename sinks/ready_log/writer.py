@@ -33,7 +33,6 @@ class HandOverPlan:
     """How a batch is handed over. Durations in ms; `options` are librdkafka's, secrets included.
 
     - `clock_ms`: the batch's time (epoch ms), at which its dead letters are due
-    - `results_topic`: the topic of the answers to asks
     - `tolerates_input_loss`: allows a batch to be replayed with fewer messages than it had
     - `last_writers`: for each shard, the id of the writer that was last as far as the driver knows. A process that
       still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease has
@@ -52,7 +51,6 @@ class HandOverPlan:
     tolerates_input_loss: bool
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
-    results_topic: str = ""
 
 
 class FencedBySibling(Exception):
@@ -119,7 +117,7 @@ class ReadyLogWriter:
 
     def _records(self, chunks: Sequence[pa.Table], progress: Progress) -> Iterator[LogRecord]:
         for messages in chunks:
-            value, headers = chunk_record(messages, progress.batch.batch_id, self._plan.results_topic)
+            value, headers = chunk_record(messages, progress.batch.batch_id)
             yield LogRecord(self._plan.ready_topic, self.shard, value, headers=headers)
         yield LogRecord(self._plan.progress_topic, self.shard, progress.to_bytes(), marker_key(self.shard))
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.release.records import message_ids
-from state.cancel import count_results, is_ask
+from state.cancel import count_results
+from state.kinds import ANSWER, is_message, kinds_of
 from state.message_ids import ID
 
 # The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
@@ -23,7 +24,7 @@ _BOUNDS_MS = np.array(BOUNDS_MS)
 MOST_TOPICS = 200
 OTHER_TOPICS = "(other topics)"
 # All that is counted by: what is filtered is copied, and keys and values may be large.
-_COUNTED_BY = ["deliver_at_ms", *ID, "output_topic", "error_code"]
+_COUNTED_BY = ["deliver_at_ms", *ID, "output_topic"]
 
 
 @dataclass
@@ -47,9 +48,8 @@ class TopicCounts:
 class ReleaseCounts:
     """Counts what the shards of a release process have released. They only grow, whichever shards it has."""
 
-    def __init__(self, results: str = "") -> None:
-        """`results` is the results topic, whose answers are no messages."""
-        self._results = results
+    def __init__(self) -> None:
+        """Begin with nothing."""
         self._lock = threading.Lock()
         self._topics: dict[str, TopicCounts] = {}
         self._dead_letters: Counter[str] = Counter()
@@ -75,24 +75,20 @@ class ReleaseCounts:
 
     def _due(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.Table:
         """Return what is delivered of `messages`, and count the others: answers and dead letters."""
-        codes = messages.column("error_code")
+        is_due = is_message(messages)
         # Nearly always, and then nothing needs a copy.
-        if not replaced and codes.null_count == len(codes) and not self._has_answers(messages):
+        if not replaced and is_due.all():
             return messages
-        answers = is_ask(messages, self._results)
-        results = count_results(messages.select(["value"]).filter(answers))
-        messages = messages.select(_COUNTED_BY)
-        due = messages.filter(pc.invert(pc.or_(answers, codes.is_valid())))
+        results = count_results(messages.select(["value"]).filter(pa.array(kinds_of(messages) == ANSWER)))
+        codes = messages.column("error_code").drop_null().to_pylist()
+        due = messages.select(_COUNTED_BY).filter(pa.array(is_due))
         if replaced:
             due = due.filter(pc.invert(pc.is_in(message_ids(due), pa.array([*replaced], pa.binary()))))
         with self._lock:
             self._answers.update(results)
-            self._dead_letters.update(codes.drop_null().to_pylist())
+            self._dead_letters.update(codes)
             self._dead_letters.update(replaced.values())
         return due
-
-    def _has_answers(self, messages: pa.Table) -> bool:
-        return bool(pc.any(pc.equal(messages.column("output_topic"), self._results)).as_py())
 
     def topics(self) -> dict[str, TopicCounts]:
         """Return the counts up to now, by output topic."""

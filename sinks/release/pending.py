@@ -35,18 +35,18 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from sortedcontainers import SortedList
 
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
-from sinks.release.recall import Removal, WentTo, decide, left_of, may_be_recalled, removed_before, removed_ids
+from sinks.release.recall import Removal, WentTo, decide, left_of, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
 from sinks.release.waiting_ids import ChunkIds, WaitingIds
-from state.cancel import asked_by, is_undecided
+from state.cancel import asked_by
+from state.kinds import REQUEST, is_message, kinds_of, requests_in
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, Ids, among, ids_in, united
 from state.order import OrderKey, count_before, in_order, just_after, key_of
@@ -112,16 +112,13 @@ class _Open:
 class Pending:
     """What is pending in one shard, from `position` on, in about `max_bytes` of memory."""
 
-    def __init__(
-        self, position: Position, results: str = "", started_ms: int = 0, went_to: WentTo = _know_none
-    ) -> None:
-        """`results` is the results topic. The shard is released by this process since `started_ms` (epoch ms).
+    def __init__(self, position: Position, started_ms: int = 0, went_to: WentTo = _know_none) -> None:
+        """The shard is released by this process since `started_ms` (epoch ms).
 
         `went_to` knows what it has released a short time ago.
         """
         self.position = position
         self.max_bytes = sys.maxsize
-        self._results = results
         self._started_ms = started_ms
         self._went_to = went_to
         self._removals: list[Removal] = []
@@ -219,10 +216,7 @@ class Pending:
         self._ends[log] = offset + 1
         below, is_taken_in = self.position.below_at(place), offset < self.position.of(log).taken_in
         if summary.asks and is_taken_in:
-            asks = _asks(decode_chunk(payload), self._results)
-            # None under another name of the results topic.
-            if asks.num_rows:
-                self._remember(removed_before(place, asks))
+            self._remember(removed_before(place, requests_in(decode_chunk(payload))))
         if not is_taken_in:
             self._chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
         elif below is None or summary.last >= below:
@@ -381,7 +375,7 @@ class Pending:
                     if not self._may_decide(has_late=bool(late), until_ms=until_ms):
                         asks_wait = True
                         continue
-                asks = _asks(chunk.decoded(), self._results) if chunk.summary.asks else empty_messages()
+                asks = requests_in(chunk.decoded()) if chunk.summary.asks else empty_messages()
                 messages = self._messages(chunk)
                 is_late = 0 if below is None else count_before(messages, below)
                 # With the asks also those that are passed on.
@@ -506,15 +500,15 @@ class Pending:
         """Return what is left of a chunk: asks that a release process decides are decided when it is taken in."""
         messages = chunk.decoded()
         if chunk.summary.asks:
-            messages = messages.filter(pc.invert(is_undecided(messages, self._results)))
-        return left_of(messages, self._removed, self._results)
+            messages = messages.filter(pa.array(kinds_of(messages) != REQUEST))
+        return left_of(messages, self._removed)
 
     def _decide(self, place: Place, asks: pa.Table, now_ms: int) -> list[pa.Table]:
         """Decide the asks of the chunk at `place`, and return those that are answered."""
         asked = asked_by(asks)
         certain, doubtful = (removed_ids(self._removals, certain=is_certain) for is_certain in (True, False))
         found = self._remove(ids_in(asked.filter(pa.array(~among(asked, certain)))))
-        decided = decide(place, asks, found, certain, doubtful, self._went_to, self._results, now_ms, self._started_ms)
+        decided = decide(place, asks, found, certain, doubtful, self._went_to, now_ms, self._started_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
@@ -526,13 +520,13 @@ class Pending:
         waiting = (part for chunk in self._chunks.waiting for part in chunk.ids or ())
         found = [self._waiting_ids.common(waiting, wanted)]
         for table in (self._current, *(each.messages for each in self._open.values())):
-            found.append(ids_in(_recalled(table, wanted, self._results)))
-        self._current = left_of(self._current, wanted, self._results)
+            found.append(ids_in(_recalled(table, wanted)))
+        self._current = left_of(self._current, wanted)
         self._current_sizes = _sizes(self._current)
         if not self._current.num_rows:
             self._current_from = {}
         for each in list(self._open.values()):
-            each.messages = left_of(each.messages, wanted, self._results)
+            each.messages = left_of(each.messages, wanted)
             if each.messages.num_rows:
                 each.first_ms = _first_ms(each.messages)
             else:
@@ -554,8 +548,7 @@ class Pending:
 
     def _ids_of(self, messages: pa.Table) -> ChunkIds:
         """Return the ids of those of `messages`, of one chunk, that may be recalled."""
-        recallable = messages.filter(pa.array(may_be_recalled(messages, self._results)))
-        return self._waiting_ids.of_chunk(ids_in(recallable))
+        return self._waiting_ids.of_chunk(ids_in(messages.filter(pa.array(is_message(messages)))))
 
     def _remember(self, removal: Removal) -> None:
         self._removals.append(removal)
@@ -570,13 +563,9 @@ class Pending:
             self._removed = united(each.ids for each in kept)
 
 
-def _asks(messages: pa.Table, results: str) -> pa.Table:
-    return messages.filter(is_undecided(messages, results))
-
-
-def _recalled(messages: pa.Table, wanted: Ids, results: str) -> pa.Table:
+def _recalled(messages: pa.Table, wanted: Ids) -> pa.Table:
     named = among(messages, wanted)
-    return messages.filter(pa.array(named & may_be_recalled(messages, results) if named.any() else named))
+    return messages.filter(pa.array(named & is_message(messages)))
 
 
 def _first_ms(messages: pa.Table) -> int:

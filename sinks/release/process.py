@@ -60,7 +60,7 @@ class ReleaseProcess:
         check_topics(settings)
         self._options: Mapping[str, str] = librdkafka_options(settings.kafka)
         self._topics = topics_of(settings)
-        self.counts = ReleaseCounts(settings.results_topic)
+        self.counts = ReleaseCounts()
         self._settings = settings
         self._context = ReleaseContext(settings, member, self.counts)
         self.shards = Parts(partial(ShardRelease, self._context), _RETAKE_S)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sinks.internal_topics.position import Place
 from state.cancel import (
@@ -32,9 +31,8 @@ from state.cancel import (
     answers_to,
     answers_with_outputs,
     asked_by,
-    is_ask,
-    is_undecided,
 )
+from state.kinds import is_message, requests_in
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 from state.reasons import Reason
@@ -79,17 +77,12 @@ class Decided:
     beside: int
 
 
-def may_be_recalled(messages: pa.Table, results: str) -> Mask:
-    """Return which of `messages` a cancel may take out: neither dead letters nor asks. `results` is their topic."""
-    return np.asarray(pc.and_not(pc.is_null(messages.column("error_code")), is_ask(messages, results)), dtype=bool)
-
-
-def left_of(messages: pa.Table, removed: Ids, results: str) -> pa.Table:
-    """Return `messages` without those that have one of the ids `removed`."""
+def left_of(messages: pa.Table, removed: Ids) -> pa.Table:
+    """Return `messages` without those that have one of the ids `removed`. Dead letters and asks stay."""
     named = among(messages, removed)
     if not named.any():
         return messages
-    return messages.filter(pa.array(~(named & may_be_recalled(messages, results))))
+    return messages.filter(pa.array(~(named & is_message(messages))))
 
 
 def removed_before(place: Place, asks: pa.Table) -> Removal:
@@ -109,7 +102,6 @@ def decide(
     certain: Ids,
     doubtful: Ids,
     went_to: WentTo,
-    results: str,
     now_ms: int,
     started_ms: int,
 ) -> Decided:
@@ -154,7 +146,7 @@ def decide(
         filter(None, outputs),
     )
     answers = pa.concat_tables([*several, released])
-    decided = answered(asks.filter(pa.array(~goes_on)), results, answers)
+    decided = answered(asks.filter(pa.array(~goes_on)), answers)
     values = [
         each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else min(each.asked_ms, 0)).to_bytes()
         for each, goes, fresh in zip(terms, goes_on.tolist(), is_fresh.tolist(), strict=True)
@@ -170,12 +162,12 @@ def decide(
     return Decided(decided, passed_on, removal, beside)
 
 
-def uncounted(messages: pa.Table, results: str, taken_in: bool) -> int:
+def uncounted(messages: pa.Table, taken_in: bool) -> int:
     """Return how many of `messages`, of one chunk, are asks that do not count as handed over in this shard and waiting.
 
     That is all of them if the chunk is `taken_in`; else those that another shard has passed on.
     """
-    asks = messages.filter(is_undecided(messages, results))
+    asks = requests_in(messages)
     return asks.num_rows if taken_in else sum(each.left < each.shards - 1 for each in _terms(asks))
 
 

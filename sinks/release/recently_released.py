@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sinks.release.records import message_ids
 from sinks.release.reports import Offsets
-from state.cancel import Output, is_ask
+from state.cancel import Output
+from state.kinds import ANSWER, DEAD_LETTER, kinds_of
 from state.message_ids import ID, places_in
 
 # Long enough for somebody who has just seen that a message came out. After that, its id may be another message's: of an
@@ -27,7 +27,7 @@ _KEPT_MS = 120_000
 _TOGETHER_MS, _TOGETHER = 10_000, 5_000
 # In 2 MB.
 _MOST_MESSAGES = 20_000
-_KEPT = [*ID, "output_topic", "output_partition", "error_code"]
+_KEPT = [*ID, "kind", "output_topic", "output_partition"]
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class _Block:
 class RecentlyReleased:
     """The messages of the transactions that were committed in the last two minutes. Thread-safe."""
 
-    def __init__(self, results: str = "", dead_letter: str = "", most: int = _MOST_MESSAGES) -> None:
-        """Know no message. `results` and `dead_letter` are these topics; of more than `most` messages the oldest go."""
-        self._results = results
+    def __init__(self, dead_letter: str = "", most: int = _MOST_MESSAGES) -> None:
+        """Know no message. `dead_letter` is that topic; of more than `most` messages the oldest go."""
         self._dead_letter = dead_letter
         self._most = most
         self._lock = threading.Lock()
@@ -115,7 +114,7 @@ class RecentlyReleased:
                 _ids(rows),
                 rows.column("output_topic").to_pylist(),
                 rows.column("output_partition").to_pylist(),
-                pc.is_valid(rows.column("error_code")).to_pylist(),
+                (kinds_of(rows) == DEAD_LETTER).tolist(),
                 strict=True,
             ):
                 if outputs[at] is not None:
@@ -133,7 +132,7 @@ class RecentlyReleased:
         every = pa.concat_tables(tables)
         numbers = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
         # The ask of a replacement has the id of the replacement.
-        own = np.flatnonzero(~np.asarray(is_ask(every, self._results)))
+        own = np.flatnonzero(kinds_of(every) != ANSWER)
         return _Block(every.take(pa.array(own)), numbers[own], transactions, min(released_ms), max(released_ms))
 
 

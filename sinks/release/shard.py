@@ -124,7 +124,7 @@ class ShardRelease(PartThread):
         self._rates_read_s = 0.0
         self._limiter = self._rate_limiter()
         self._lateness = LatenessWindow()
-        self._recently = RecentlyReleased(self._settings.results_topic, self._settings.topics.dead_letter)
+        self._recently = RecentlyReleased(self._settings.topics.dead_letter)
         # Transactions that are written and not known to be committed, in order.
         self._in_flight: deque[Planned] = deque()
         self._search: FaultSearch | None = None
@@ -234,9 +234,7 @@ class ShardRelease(PartThread):
                     # Otherwise all that is due before would count as late, and go out together.
                     position = position.set_back()
                     log.warning("shard %d: a clock that was ahead has released up to %s", self.shard, reader.position)
-                pending = self._pending = Pending(
-                    position, self._settings.results_topic, started_ms, self._recently.find
-                )
+                pending = self._pending = Pending(position, started_ms, self._recently.find)
                 while not reader.at_end and not self._stopping.is_set():
                     self._step()
                     self._take(reader, pending, _POLL_S)

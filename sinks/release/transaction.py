@@ -120,7 +120,7 @@ class TransactionWriter:
         self._shard = shard
         self._id = transactional_id
         self._position_topic = settings.position_topic
-        self._ready_topic, self._results_topic = settings.ready_topic, settings.results_topic
+        self._ready_topic = settings.ready_topic
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._reports = DeliveryReports()
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
@@ -205,7 +205,7 @@ class TransactionWriter:
         """Write asks for a cancel to the ready log of the next shard."""
         for number, own in next_shards(in_order(asks), self._shard):
             for piece in split_by_bytes(own, _ASKS_BYTES):
-                value, headers = chunk_record(piece, results=self._results_topic)
+                value, headers = chunk_record(piece)
                 own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
                 self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
 

@@ -28,6 +28,7 @@ from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_marks, with_stubs
 from state.cancel import CANCEL_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
+from state.kinds import DEAD_LETTER, MESSAGE, REQUEST
 from state.message import HEADERS, MESSAGE_SCHEMA
 from state.names import CANCEL_NAME_HEADER, OFF
 
@@ -153,11 +154,12 @@ def accept_group(
     keys, values = one_array(carried.column("key")), carried.column("value")
     codes: list[str | None] = [None] * len(timestamps)
     texts: list[str | None] = [None] * len(timestamps)
+    kinds = np.full(len(timestamps), MESSAGE if kind is Kind.MESSAGES else REQUEST, dtype=np.int8)
     for row, error in rejections.errors.items():
-        codes[row], texts[row] = error.code, str(error)
+        kinds[row], codes[row], texts[row] = DEAD_LETTER, error.code, str(error)
         which[row] = len(names)
         deliver_at[row] = at_once[row]
-    is_rejected = pa.array([code is not None for code in codes], pa.bool_())
+    is_rejected = pa.array(kinds == DEAD_LETTER)
     all_headers = one_array(carried.column("headers"))
     if kind is not Kind.MESSAGES:
         keys, values = pc.if_else(is_rejected, keys, asked), pc.if_else(is_rejected, values, terms)
@@ -171,6 +173,7 @@ def accept_group(
         partitions = envelope.partitions(partitions, counts, is_rejected)
     columns = {
         "deliver_at_ms": deliver_at,
+        "kind": kinds,
         "topic": records.column("topic"),
         "partition": records.column("partition"),
         "offset": records.column("offset"),

@@ -13,6 +13,7 @@ from sources.intake.partitioner import partitions_for
 from state.cancel import CANCEL_HEADER, REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
+from state.kinds import REQUEST
 from state.message import MESSAGE_SCHEMA
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER, NAME_HEADER
@@ -49,6 +50,7 @@ def ask_rows(
     input_partitions = messages.column("partition").to_numpy().astype(np.int64)
     columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
         "deliver_at_ms": at_once,
+        "kind": np.full(count, REQUEST, dtype=np.int8),
         "output_topic": pa.array([batch_settings.results] * count, pa.string()),
         "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
         "key": keys,

@@ -114,7 +114,7 @@ def accepting(
                 for key, own, filling in grouping.divide(messages):
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
                     yield _rows(key, [*chunks, *[None] * filling])
-                asks = asks_in(messages, batch.settings.results)
+                asks = asks_in(messages)
                 if asks.num_rows:
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(asks, _CHUNK_BYTES)]
                     for key in batch.settings.shard_keys:

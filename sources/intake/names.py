@@ -13,6 +13,7 @@ from sources.intake.header_columns import Headers, Rejections, only
 from sources.intake.presets import name_messages
 from state.cancel import REPLACES_HEADER, terms_by_name
 from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import is_message
 from state.names import CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
 
 Mask = npt.NDArray[np.bool_]
@@ -72,7 +73,7 @@ def names_to_cancel(
 
 def asks_by_name(messages: pa.Table, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     """Return an ask for each of the accepted `messages` that has one of `names`: for what has it already."""
-    rows = np.flatnonzero(np.asarray(pc.and_(pc.is_valid(names), pc.is_null(messages.column("error_code")))))
+    rows = np.flatnonzero(np.asarray(pc.is_valid(names)) & is_message(messages))
     own, keys = messages.take(pa.array(rows)), names.take(pa.array(rows))
     triples = zip(
         *(column.to_pylist() for column in (own.column("topic"), keys, own.column("deliver_at_ms"))), strict=True

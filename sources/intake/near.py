@@ -17,6 +17,7 @@ from sources.intake.accept import NAME, Kind, accept_group, divided
 from sources.intake.cancels import has_header
 from state.cancel import REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import is_message
 from state.message import MESSAGE_SCHEMA, empty_messages
 
 
@@ -43,7 +44,7 @@ def accept_near(records: pa.Table, batch_settings: BatchSettings, clock_ms: int,
             is_urgent = True
             continue
         messages = accept_group(own, kind, batch_settings, clock_ms)
-        is_plain = np.asarray(pc.is_null(messages.column("error_code"))) & np.asarray(pc.is_null(messages.column(NAME)))
+        is_plain = is_message(messages) & np.asarray(pc.is_null(messages.column(NAME)))
         is_plain &= ~has_header(messages, REPLACES_HEADER)
         is_urgent |= not is_plain.all()
         is_near = is_plain & (messages.column("deliver_at_ms").to_numpy() < before_ms)

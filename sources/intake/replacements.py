@@ -12,6 +12,7 @@ from sources.intake.header_columns import Headers, Rejections, flatten, one_arra
 from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, terms_of
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
+from state.kinds import is_message
 from state.message import HEADERS
 from state.message_ids import ids_from_texts
 
@@ -39,9 +40,8 @@ def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
     What is delivered has the headers no more that ask for this, and say who does: whoever publishes it again means no
     second replacement, and an operator's name is for the answer alone.
     """
-    replacing = has_header(messages, REPLACES_HEADER) & np.asarray(pc.is_null(messages.column("error_code")))
     # An ask for a cancel is none, whatever else its headers say.
-    replacing &= np.asarray(pc.not_equal(messages.column("output_topic"), batch_settings.results))
+    replacing = has_header(messages, REPLACES_HEADER) & is_message(messages)
     if not replacing.any():
         return messages
     rows = np.flatnonzero(replacing)

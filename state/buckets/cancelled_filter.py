@@ -32,12 +32,10 @@ _Numbers = npt.NDArray[np.int64]
 class CancelledFilter:
     """Leaves out the messages that batches up to that of `until_bucket` have cancelled, and no asks.
 
-    - `results`: the results topic, to which asks go
     - `count`: is called at the end of a task with the number of messages that it has left out
     """
 
     until_bucket: int
-    results: str
     count: Callable[[int], None] = lambda _: None
 
     def left(self, batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[pa.Table]:
@@ -49,7 +47,7 @@ class CancelledFilter:
         ids, count = _PassingIds(start_ms, end_ms, self.until_bucket), 0
         for messages in merge(_keyed_chunks(batches, start_ms, end_ms, ids)):
             own = messages.drop_columns(["bucket"])
-            left = without_named(own, ids.among(messages), self.results)
+            left = without_named(own, ids.among(messages))
             count += own.num_rows - left.num_rows
             if left.num_rows:
                 yield left

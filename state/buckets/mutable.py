@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.cancel import goes_on_at_once
 from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import is_message
 from state.message import empty_messages
 from state.message_ids import ID, NO_IDS, Ids, among
 from state.order import in_order
@@ -53,38 +51,34 @@ def advance(
     back.
     """
     arrivals, apart = _divided(arrivals, replacements)
-    due, rest = _split([waiting, *arrivals], cutoff_ms, batch_settings.results)
+    due, rest = _split([waiting, *arrivals], cutoff_ms)
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
         keep = _rows_to_keep(rest, batch_settings)
     sealed, kept = rest.slice(keep), rest.slice(0, keep)
     if apart:
-        passed = pass_by(apart, cutoff_ms, batch_settings.results)
+        passed = pass_by(apart, cutoff_ms)
         due, sealed = (_together(*pair) for pair in ((due, passed.due), (sealed, passed.sealed)))
     return BucketAdvance(due, sealed, kept)
 
 
-def pass_by(arrivals: list[pa.Table], cutoff_ms: int, results: str) -> BucketAdvance:
-    """Divide `arrivals` that no mutable bucket takes in: what is not due is sealed, and nothing is kept.
-
-    `results` is the topic of the answers to cancels.
-    """
-    due, rest = _split(arrivals, cutoff_ms, results)
+def pass_by(arrivals: list[pa.Table], cutoff_ms: int) -> BucketAdvance:
+    """Divide `arrivals` that no mutable bucket takes in: what is not due is sealed, and nothing is kept."""
+    due, rest = _split(arrivals, cutoff_ms)
     return BucketAdvance(due, rest, rest.slice(0, 0))
 
 
-def take_out(tables: list[pa.Table], ids: Ids, results: str) -> tuple[list[pa.Table], pa.Table]:
+def take_out(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], pa.Table]:
     """Return `tables` without the messages that have one of `ids`, and what was found: the columns `ID`, deliver_at_ms.
 
-    Dead letters stay, and so do asks for a cancel, whose publishers wait for an answer: these go to the topic
-    `results`.
+    Dead letters stay, and so do asks for a cancel, whose publishers wait for an answer.
     """
     columns = [*ID, "deliver_at_ms"]
     left, found = [], [empty_bucket().select(columns)]
     for table in tables:
         named = among(table, ids)
         if named.any():
-            named &= ~np.asarray(goes_on_at_once(table, results))
+            named &= is_message(table)
             found.append(table.filter(pa.array(named)).select(columns))
             table = table.filter(pa.array(~named))  # noqa: PLW2901
         left.append(table)
@@ -105,11 +99,11 @@ def _together(*tables: pa.Table) -> pa.Table:
     return in_order(pa.concat_tables(tables).combine_chunks())
 
 
-def _split(tables: list[pa.Table], cutoff_ms: int, results: str) -> tuple[pa.Table, pa.Table]:
+def _split(tables: list[pa.Table], cutoff_ms: int) -> tuple[pa.Table, pa.Table]:
     """Return the messages to deliver now, and all others, each in delivery order."""
     messages = _together(*tables)
-    is_due = pc.or_(goes_on_at_once(messages, results), pc.less(messages.column("deliver_at_ms"), cutoff_ms))
-    due, rest = messages.filter(is_due), messages.filter(pc.invert(is_due))
+    is_due = ~is_message(messages) | (messages.column("deliver_at_ms").to_numpy() < cutoff_ms)
+    due, rest = messages.filter(pa.array(is_due)), messages.filter(pa.array(~is_due))
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in tables):
         raise InvariantViolated("a mutable bucket lost or doubled a message")
     return due, rest

@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
 from state.buckets.segments import cut
-from state.cancel import ASK_SCHEMA, goes_on_at_once, replacement_ids
+from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.due_spans import due_runs, encode_runs
 from state.group_keys import overflow_of
+from state.kinds import is_message
 from state.message import decode_chunk, encode_chunk, split_by_bytes
 from state.message_ids import NO_IDS, ids_in, places_in
 from state.order import key_of
@@ -80,11 +81,11 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         batch_settings = batch.settings
         cutoff_ms = max(int(state.getCurrentWatermarkMs()), batch_settings.first_cutoff_ms)
         chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"] if chunk is not None]
-        accepted = _accepted(chunks, batch_settings.results)
+        accepted = _accepted(chunks)
         overflow = overflow_of(key[0], batch_settings.shards)
         if overflow is not None:
             shard, number = overflow
-            passed = pass_by(chunks, cutoff_ms, batch_settings.results)
+            passed = pass_by(chunks, cutoff_ms)
             yield _rows(passed, batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP, accepted)
             filling = fillers(sum(chunk.nbytes for chunk in chunks), batch.transfer_rows)
             yield pd.DataFrame(_FILLER, index=range(filling))
@@ -96,7 +97,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         if asks:
             arrivals_alone = [chunk for chunk in chunks if not chunk.schema.equals(ASK_SCHEMA)]
             asked = pa.concat_tables(asks)
-            (waiting, *chunks), found = take_out([waiting, *arrivals_alone], ids_in(asked), batch_settings.results)
+            (waiting, *chunks), found = take_out([waiting, *arrivals_alone], ids_in(asked))
             yield _asked_rows(asked, found, batch, shard, cutoff_ms)
             replacements = replacement_ids(asked)
         result = advance(waiting, chunks, cutoff_ms, batch_settings, replacements)
@@ -163,12 +164,12 @@ def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
     return json.dumps({topic: counts[topic] for topic in sorted(limited)})
 
 
-def _accepted(chunks: Iterable[pa.Table], results: str) -> str:
+def _accepted(chunks: Iterable[pa.Table]) -> str:
     """Return how many of the messages that have come are of each input topic, as JSON: no dead letters, no asks."""
     counts: Counter[str] = Counter()
     for chunk in chunks:
         if not chunk.schema.equals(ASK_SCHEMA):
-            counts.update(_by_topic(chunk.column("topic").filter(pc.invert(goes_on_at_once(chunk, results)))))
+            counts.update(_by_topic(chunk.column("topic").filter(pa.array(is_message(chunk)))))
     return json.dumps(counts)
 
 

@@ -7,7 +7,7 @@ import json
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 
 # Raise this with every change after which an earlier Delayline would misread a file.
-FORMAT = 1
+FORMAT = 2
 _KEY = "format"
 
 

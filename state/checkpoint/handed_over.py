@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state.cancel import goes_on_at_once
 from state.checkpoint.input_ids import same_topic
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
+from state.kinds import is_message
 from state.order import up_to
 from state.shards import shards_of
 
@@ -92,19 +92,18 @@ class HandedOver:
                     known[partition] = max(offset, known.get(partition, 0))
         return ends
 
-    def of_input(self, messages: pa.Table, results: str) -> Mask:
+    def of_input(self, messages: pa.Table) -> Mask:
         """Return which of `messages`, accepted again from the input, are handed over.
 
-        `results` is the topic of the answers to cancels.
         Messages accepted before the checkpoint began count as handed over: each was handed over or sealed by then.
         """
         taken_over = _below(messages, self._taken_over)
         # Its due time may be known roughly alone, as a lower bound. So a marker that stood still cannot decide.
-        before = self.before_newest(messages) & _due(messages, self.newest.previous_ms, results)
+        before = self.before_newest(messages) & _due(messages, self.newest.previous_ms)
 
         def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
             ends = self._present(marker.batch.ends, marker.batch.input_ids)
-            now = _below(own, ends) & _due(own, marker.batch.cutoff_ms, results)
+            now = _below(own, ends) & _due(own, marker.batch.cutoff_ms)
             return np.asarray(now & _up_to(own, marker))
 
         return np.asarray(taken_over | before | self._by_shard(messages, is_handed_over))
@@ -155,10 +154,9 @@ def _up_to(messages: pa.Table, marker: Progress) -> Mask:
     return np.zeros(messages.num_rows, dtype=bool) if marker.last is None else up_to(messages, marker.last)
 
 
-def _due(messages: pa.Table, cutoff_ms: int, results: str) -> Mask:
+def _due(messages: pa.Table, cutoff_ms: int) -> Mask:
     """Return which messages are due in the batch that accepts them."""
-    at_once = np.asarray(goes_on_at_once(messages, results))
-    return np.asarray((messages.column("deliver_at_ms").to_numpy() < cutoff_ms) | at_once)
+    return np.asarray(~is_message(messages) | (messages.column("deliver_at_ms").to_numpy() < cutoff_ms))
 
 
 def _below(messages: pa.Table, offsets: Offsets) -> Mask:

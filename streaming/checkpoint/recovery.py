@@ -368,11 +368,11 @@ def _amended_history(
     first_new = 0 if planned is None else planned + 1
     history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))
     if history.had_output(settings.results_topic):
-        # Whatever goes there is an ask, or the answer to one.
+        # Whoever reads the answers would take such a message for one.
         raise CheckpointMismatch(
             f"topics.results is {settings.results_topic}, which was an output topic until now (topics.output or "
-            "topics.allowed_outputs): messages that wait for it would be taken for asks. Set topics.results back, or "
-            "to a new topic, which `delayline topics create` creates"
+            "topics.allowed_outputs): messages that wait for it would come out among the answers. Set topics.results "
+            "back, or to a new topic, which `delayline topics create` creates"
         )
     checkpoint.write_settings_history(history)
     return history

@@ -83,7 +83,6 @@ class BatchRunner:
             settings.window.ahead,
             settings.window.max_bytes,
             settings.bucket.shards,
-            settings.results_topic,
             failures,
         )
         self._cancels = CancelDesk(state.store, settings, ran_until_ms=state.handed_over_before_ms)
@@ -360,7 +359,6 @@ class BatchRunner:
         cancels = Cancels(
             cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
             left_out=decision.left_out,
-            results=self._settings_history.at(batch.batch_id).results,
             answers=decision.answers,
         )
         return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(batch, clock_ms), cancels), _REPORT)
@@ -379,7 +377,6 @@ class BatchRunner:
             tolerates_input_loss=self._settings.topics.skip_expired,
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
-            results_topic=self._settings_history.at(batch.batch_id).results,
         )
 
     def _hand_over(self, tasks: DataFrame) -> None:

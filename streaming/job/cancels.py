@@ -33,7 +33,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
@@ -62,11 +61,11 @@ from state.cancel import (
     WAITING,
     MessageId,
     Undecided,
-    goes_on_at_once,
     replacement_ids,
 )
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
+from state.kinds import is_message
 from state.message import decode_chunk
 from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, is_below, united
 from state.names import NAMED_SCHEMA
@@ -324,9 +323,8 @@ class CancelDesk:
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
         outcomes.cancel(self._waiting(wanted(but=handed_over), span, known))
-        results = self._settings.results_topic
-        outcomes.cancel(_passed_by(wanted(), SEALED, shard_output, rows, results))
-        due_now = _passed_by(wanted(), DUE, shard_output, rows, results)
+        outcomes.cancel(_passed_by(wanted(), SEALED, shard_output, rows))
+        due_now = _passed_by(wanted(), DUE, shard_output, rows)
         outcomes.cancel(due_now)
         return due_now
 
@@ -408,7 +406,7 @@ class CancelDesk:
         end_ms = 1 + pc.max(doubtful.column("until_ms")).as_py()
         buckets = set(doubtful.column("bucket").unique().to_pylist())
         chunks = self._store.chunks(previous_ms, end_ms, parts, buckets, version)
-        return _dues(chunks, ids_in(doubtful), self._settings.results_topic).filter(pc.field("from_ms") >= previous_ms)
+        return _dues(chunks, ids_in(doubtful)).filter(pc.field("from_ms") >= previous_ms)
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
@@ -428,7 +426,7 @@ def _asks(rows: Iterable[Row]) -> tuple[pa.Table, pa.Table]:
     return asks.select(ASK_SCHEMA.names), pa.table(columns, schema=CANCELLED_SCHEMA)
 
 
-def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row], results: str) -> pa.Table:
+def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row]) -> pa.Table:
     """Return those of `ids` that this batch seals, or hands over, from overflow groups.
 
     These have no state, and take nothing out. `kind` is `SEALED` or `DUE`.
@@ -437,24 +435,24 @@ def _passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row]
     groups = Counter(row["shard"] for row in rows if row["kind"] == KEPT)
     if not ids or max(groups.values(), default=0) < 2 or all(row["kind"] != kind for row in rows):
         return CANCELLED_SCHEMA.empty_table()
-    return _dues(shard_output.where(f"kind = '{kind}'"), ids, results)
+    return _dues(shard_output.where(f"kind = '{kind}'"), ids)
 
 
-def _dues(chunks: DataFrame, ids: Ids, results: str) -> pa.Table:
+def _dues(chunks: DataFrame, ids: Ids) -> pa.Table:
     """Return those of `ids` that are in `chunks`, with their due times, as a table of `CANCELLED_SCHEMA`.
 
-    Neither dead letters nor asks, which go to the topic `results`.
+    Neither dead letters nor asks.
     """
-    found = chunks.select("chunk").mapInArrow(_finding(ids, results), from_arrow_schema(CANCELLED_SCHEMA))
+    found = chunks.select("chunk").mapInArrow(_finding(ids), from_arrow_schema(CANCELLED_SCHEMA))
     return found.toArrow()
 
 
-def _finding(ids: Ids, results: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for chunk in batch.column("chunk"):
                 messages = decode_chunk(chunk.as_py())
-                named = among(messages, ids) & ~np.asarray(goes_on_at_once(messages, results))
+                named = among(messages, ids) & is_message(messages)
                 found = messages.filter(pa.array(named))
                 due = found.column("deliver_at_ms")
                 columns = [*(found.column(name) for name in ID), due, due]

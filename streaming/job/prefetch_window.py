@@ -120,7 +120,6 @@ class PrefetchWindow:
         ahead_ms: int,
         max_bytes: int,
         shards: int,
-        results: str = "",
         failures: Failures | None = None,
     ) -> None:
         """Start to load the overdue messages.
@@ -133,12 +132,11 @@ class PrefetchWindow:
             ahead_ms: how far past the cutoff to load (ms).
             max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
-            results: the results topic.
             failures: what is set aside, if others share it.
         """
         self._store = store
         self._catalog = catalog
-        self._shards, self._results = shards, results
+        self._shards = shards
         self._failures = failures or Failures(store.path, time.monotonic)
         self._ahead_ms = ahead_ms
         self._reach = Reach(catalog, ahead_ms, max_bytes)
@@ -353,7 +351,7 @@ class PrefetchWindow:
             loaded = chunks.sortWithinPartitions(*ORDER).mapInArrow(in_window, _WINDOW).persist()
         else:
             # The ids meet the messages of their due times: one task for each slice.
-            leave_out = CancelledFilter(ALL_BUCKETS, self._results, left_out)
+            leave_out = CancelledFilter(ALL_BUCKETS, left_out)
             in_slice = partial(window_rows, shards=self._shards, cancelled=leave_out)
             ranges = slices(segments, start_ms, end_ms)
             loaded = in_slices(chunks, cancelled, ranges, in_slice, _WINDOW).persist()

@@ -125,7 +125,7 @@ def merge_slice(
         within.start_ms, within.end_ms, min(merge.buckets), until_bucket, store.version()
     )
     left_out = store.step_count()
-    leave_out = None if cancelled is None else CancelledFilter(until_bucket, batch_settings.results, left_out)
+    leave_out = None if cancelled is None else CancelledFilter(until_bucket, left_out)
     as_merged = merged_rows(merge.name.last, within, batch_settings, leave_out)
     merged = in_one_task(chunks, cancelled).mapInArrow(as_merged, from_arrow_schema(STORED_SCHEMA))
     failpoint("merging")

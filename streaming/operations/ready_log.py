@@ -27,7 +27,7 @@ from sinks.release.recall import left_of, removed_before, uncounted
 from sinks.release.ring import Ring
 from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import check_topics, partition_counts
-from state.cancel import is_undecided
+from state.kinds import requests_in
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, united
 
@@ -124,16 +124,14 @@ def _left(settings: Settings, options: Mapping[str, str], shard: int, position: 
     removed = NO_IDS
     for place, summary, payload in _chunks(settings, options, shard, position):
         if summary.asks and place.offset < position.of(place.log).taken_in:
-            asks = decode_chunk(payload)
-            asks = asks.filter(is_undecided(asks, settings.results_topic))
-            removed = united([removed, removed_before(place, asks).ids] if asks.num_rows else [removed])
+            removed = united([removed, removed_before(place, requests_in(decode_chunk(payload))).ids])
     count = counted = 0
     for place, summary, payload in _chunks(settings, options, shard, position):
         is_taken_in = place.offset < position.of(place.log).taken_in
         own = summary.count
         if removed or summary.asks or is_taken_in:
-            messages = left_of(position.left_of(place, decode_chunk(payload)), removed, settings.results_topic)
-            own = messages.num_rows - uncounted(messages, settings.results_topic, is_taken_in)
+            messages = left_of(position.left_of(place, decode_chunk(payload)), removed)
+            own = messages.num_rows - uncounted(messages, is_taken_in)
         count += own
         counted += own if is_taken_in or place.log is Log.READY else 0
     return count, counted

@@ -166,7 +166,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         accepted = Rest(handed_over, settled, cancelled, batch_settings, now_ms)
-        overdue = _overdue(store, handed_over, cancelled, origin, settings.results_topic)
+        overdue = _overdue(store, handed_over, cancelled, origin)
         ids = None
         if gives_names(batch_settings):
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
@@ -258,7 +258,7 @@ def names_of(
 
 
 def _overdue(
-    store: BucketTable, handed_over: HandedOver, cancelled: OffsetBitmaps, origin: CheckpointOrigin, results: str
+    store: BucketTable, handed_over: HandedOver, cancelled: OffsetBitmaps, origin: CheckpointOrigin
 ) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
@@ -269,7 +269,7 @@ def _overdue(
                 waiting = ~handed_over.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 left = messages.filter(pa.array(waiting))
-                left = without_named(left, in_bitmaps(left, cancelled), results)
+                left = without_named(left, in_bitmaps(left, cancelled))
                 yield from left_rows(left, origin.shards)
 
     parts = {described_segment(row.asDict()).part for row in store.metadata()}

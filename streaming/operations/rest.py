@@ -13,10 +13,11 @@ from conf.setting_types import HOUR
 from sources.intake.accept import accept
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
-from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, is_ask, without_cancelled
+from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
+from state.kinds import is_ask
 from state.message_ids import ID, among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
 from state.reasons import Reason
@@ -47,8 +48,7 @@ class Rest:
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rest, asks, refused in self._accepted(batches):
                 answers = _answers(asks, self.cancelled, refused)
-                answered_rest = answered(rest, self.batch_settings.results, answers)
-                yield from left_rows(answered_rest, self.batch_settings.shards)
+                yield from left_rows(answered(rest, answers), self.batch_settings.shards)
 
         return run
 
@@ -61,10 +61,10 @@ class Rest:
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for messages, rest in self._read(batches):
                 # All asks: that of a message which is left may be handed over.
-                asks = asks_in(messages, self.batch_settings.results)
+                asks = asks_in(messages)
                 own = asks.filter(pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition"))))
                 ids = own.select([f"ask_{name}" for name in ID]).rename_columns(ID)
-                left = ids_in(rest.filter(pc.invert(is_ask(rest, self.batch_settings.results))))
+                left = ids_in(rest.filter(pa.array(~is_ask(rest))))
                 due, buckets = own.column("deliver_at_ms"), pa.repeat(pa.scalar(bucket), own.num_rows)
                 columns = [own.column("name"), *ids.columns, due, due, buckets, pa.array(among(ids, left))]
                 yield from pa.table(columns, names=HOLDER_SCHEMA.names).cast(HOLDER_SCHEMA).to_batches()
@@ -73,31 +73,28 @@ class Rest:
 
     def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
         """Yield messages that are left, with the asks among them, and which replacements are refused."""
-        results = self.batch_settings.results
         for _, rest in self._read(batches):
-            asks = asks_in(rest, results)
+            asks = asks_in(rest)
             refused = _refused(asks, self.cancelled)
-            yield without_cancelled(rest, ids_of(refused), results), asks, refused
+            yield without_cancelled(rest, ids_of(refused)), asks, refused
 
     def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield all messages of the records, with the asks that come with them, and those that are left."""
-        results = self.batch_settings.results
         for batch in batches:
             if batch.num_rows:
                 records = pa.Table.from_batches([batch])
                 messages = accept(records, self.batch_settings, self.now_ms)
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
-                stored = in_bitmaps(messages, self.in_table) & ~np.asarray(is_ask(messages, results))
+                stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
                 yield messages, messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
 
     def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
         """Return which of `messages`, accepted from `records`, the lost job has handed over."""
-        results = self.batch_settings.results
-        handed_over = self.handed_over.of_input(messages, results)
+        handed_over = self.handed_over.of_input(messages)
         before = self.handed_over.before_newest(messages)
         if not before.any():
             return handed_over
-        return np.where(before, self.handed_over.of_input(self._as_lost(records, messages), results), handed_over)
+        return np.where(before, self.handed_over.of_input(self._as_lost(records, messages)), handed_over)
 
     def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
         """Return `messages` as the lost job can have accepted them before its newest batch, each due as early as then.

@@ -22,7 +22,7 @@ from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import slices
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
-from state.cancel import is_ask
+from state.kinds import is_ask
 from state.message import HEADERS, decode_chunk
 from state.message_ids import Ids, among, id_texts, ids_of
 from streaming.checkpoint.current import current_checkpoint
@@ -105,41 +105,38 @@ def waiting_messages(
         if version is None or not checkpoint.is_initialized():
             return spark.createDataFrame([], schema)
         # A checkpoint that `rescale` or `rebuild` has made goes on with buckets of the one before.
-        origin, results = checkpoint.origin, settings.results_topic
+        origin = checkpoint.origin
         bucket, cutoff_ms = origin.overdue_bucket, origin.cutoff_ms
         segments = _segments(store, version, bucket, cutoff_ms)
         overdue = [each for each in _segments(store, version, bucket, 0) if each.bucket == bucket]
         before = replace(selection, until_ms=min(selection.until_ms, cutoff_ms))
         places = [
-            _sealed(store, version, bucket, cutoff_ms, segments, selection, results),
-            _sealed(store, version, bucket, 0, overdue, before, results, f"bucket = {bucket}"),
+            _sealed(store, version, bucket, cutoff_ms, segments, selection),
+            _sealed(store, version, bucket, 0, overdue, before, f"bucket = {bucket}"),
         ]
         if checkpoint.last_planned() is None:
-            places += _ready(spark, settings, EVERY_BATCH, selection, results)
+            places += _ready(spark, settings, EVERY_BATCH, selection)
         return reduce(DataFrame.union, places)
     cutoff_ms = checkpoint.planned(batch_id).cutoff_ms
     last_bucket = checkpoint.origin.bucket_of(batch_id)
-    results = checkpoint.settings_history().at(batch_id).results
     segments = [] if version is None else _segments(store, version, last_bucket, cutoff_ms)
     if at_least is not None:
         selection = _first(selection, segments, cutoff_ms, at_least)
     state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint.path)
     mutable = state.selectExpr("value.groupState.bucket AS chunk")
-    places = [mutable.mapInArrow(_rows("mutable", selection, results), schema)]
-    places += _ready(spark, settings, batch_id, selection, results)
+    places = [mutable.mapInArrow(_rows("mutable", selection), schema)]
+    places += _ready(spark, settings, batch_id, selection)
     if version is not None:
-        places.append(_sealed(store, version, last_bucket, cutoff_ms, segments, selection, results))
+        places.append(_sealed(store, version, last_bucket, cutoff_ms, segments, selection))
     return reduce(DataFrame.union, places)
 
 
-def _ready(
-    spark: SparkSession, settings: Settings, last_batch: int, selection: Selection, results: str
-) -> list[DataFrame]:
+def _ready(spark: SparkSession, settings: Settings, last_batch: int, selection: Selection) -> list[DataFrame]:
     """Return what batches up to `last_batch` have handed over, as no DataFrame or one."""
     shards = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
     if not shards:
         return []
-    numbers, rows = spark.range(0, shards, 1, shards), _ready_rows(settings, last_batch, selection, results)
+    numbers, rows = spark.range(0, shards, 1, shards), _ready_rows(settings, last_batch, selection)
     return [numbers.mapInArrow(rows, from_arrow_schema(WAITING_SCHEMA))]
 
 
@@ -169,7 +166,6 @@ def _sealed(
     cutoff_ms: int,
     segments: list[Segment],
     selection: Selection,
-    results: str,
     condition: str = "true",
 ) -> DataFrame:
     start_ms, end_ms = max(selection.from_ms, cutoff_ms), selection.until_ms
@@ -191,37 +187,37 @@ def _sealed(
     cancelled = store.cancelled_chunks(start_ms, end_ms, first_bucket, last_bucket, version)
     ranges = list(slices(segments, start_ms, end_ms))
     if cancelled is None or not ranges:
-        return chunks.select("chunk").mapInArrow(_rows("sealed", selection, results), schema)
-    leave_out = CancelledFilter(last_bucket, results)
+        return chunks.select("chunk").mapInArrow(_rows("sealed", selection), schema)
+    leave_out = CancelledFilter(last_bucket)
 
     def left(from_ms: int, until_ms: int) -> _Rows:
-        return _rows_left((from_ms, until_ms), leave_out, selection, results)
+        return _rows_left((from_ms, until_ms), leave_out, selection)
 
     return in_slices(chunks, cancelled, ranges, left, schema)
 
 
-def _rows(place: str, selection: Selection, results: str) -> _Rows:
+def _rows(place: str, selection: Selection) -> _Rows:
     """Return the Arrow function that turns chunks into rows of `WAITING_SCHEMA`."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for chunk in batch.column("chunk"):
-                yield from _described(decode_chunk(chunk.as_py()), place, selection, results)
+                yield from _described(decode_chunk(chunk.as_py()), place, selection)
 
     return run
 
 
-def _rows_left(within: tuple[int, int], cancelled: CancelledFilter, selection: Selection, results: str) -> _Rows:
+def _rows_left(within: tuple[int, int], cancelled: CancelledFilter, selection: Selection) -> _Rows:
     """Return the same for chunks of sealed messages due `within` a range, among chunks of cancelled ids."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for messages in cancelled.left(batches, *within):
-            yield from _described(messages, "sealed", selection, results)
+            yield from _described(messages, "sealed", selection)
 
     return run
 
 
-def _ready_rows(settings: Settings, last_batch: int, selection: Selection, results: str) -> _Rows:
+def _ready_rows(settings: Settings, last_batch: int, selection: Selection) -> _Rows:
     """Return the Arrow function that turns numbers of shards into rows of `WAITING_SCHEMA`."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -230,16 +226,15 @@ def _ready_rows(settings: Settings, last_batch: int, selection: Selection, resul
             for shard in batch.column("id").to_pylist():
                 position = read_position(options, settings.position_topic, shard)
                 for messages in ready_messages(settings, options, shard, position, last_batch):
-                    yield from _described(messages, "ready", selection, results)
+                    yield from _described(messages, "ready", selection)
 
     return run
 
 
-def _described(messages: pa.Table, place: str, selection: Selection, results: str) -> list[pa.RecordBatch]:
+def _described(messages: pa.Table, place: str, selection: Selection) -> list[pa.RecordBatch]:
     chosen = selection.of(messages)
-    if results and chosen.num_rows:
-        # What waits for an answer is no message.
-        chosen = chosen.filter(pc.invert(is_ask(chosen, results)))
+    # What waits for an answer is no message.
+    chosen = chosen.filter(pa.array(~is_ask(chosen)))
     described = {name: chosen.column(name) for name in chosen.column_names} | {
         "id": id_texts(chosen),
         "place": pa.array(np.full(chosen.num_rows, place, dtype=object), pa.string()),

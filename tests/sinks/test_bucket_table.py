@@ -111,12 +111,12 @@ def test_only_chunks_that_overlap_the_range_are_read_and_only_of_the_given_bucke
     assert dues(store.chunks(31, 100, everywhere)) == []
 
 
-@pytest.mark.parametrize(("stored", "named"), [("'delayline.format' = '2'", "in format 2"), (None, "in format None")])
+@pytest.mark.parametrize(("stored", "named"), [("'delayline.format' = '1'", "in format 1"), (None, "in format None")])
 def test_a_table_of_another_format_names_both(store: BucketTable, stored: str | None, named: str) -> None:
     change = "UNSET TBLPROPERTIES ('delayline.format')" if stored is None else f"SET TBLPROPERTIES ({stored})"
     store.spark.sql(f"ALTER TABLE delta.`{store.path}` {change}")
     for use in (store.exists, lambda: store.create(from_arrow_schema(STORED_SCHEMA))):
-        with pytest.raises(FormatMismatch, match=f"{named}, but this Delayline reads format 1"):
+        with pytest.raises(FormatMismatch, match=f"{named}, but this Delayline reads format 2"):
             use()
 
 

@@ -15,6 +15,7 @@ from state.cancel import (
     replaced_by,
     without_cancelled,
 )
+from state.kinds import ANSWER, MESSAGE, REQUEST
 from state.message_ids import ids_of
 from tests.messages import messages
 
@@ -102,10 +103,11 @@ def test_the_decision_is_that_of_the_model(pairs: list[tuple[int, str | None]], 
 
 
 def test_of_the_cancelled_ids_asks_stay() -> None:
-    table = messages([{"offset": 1}, {"offset": 2}, {"offset": 2, "output_topic": "results"}])
-    left = without_cancelled(table, ids_of([("delayline-in", 0, 2)]), "results")
-    assert left.select(["offset", "output_topic"]).to_pylist() == [
-        {"offset": 1, "output_topic": "delayline-out"},
-        {"offset": 2, "output_topic": "results"},
+    table = messages([{"offset": 1}, {"offset": 2}, {"offset": 2, "kind": REQUEST}, {"offset": 2, "kind": ANSWER}])
+    left = without_cancelled(table, ids_of([("delayline-in", 0, 2)]))
+    assert left.select(["offset", "kind"]).to_pylist() == [
+        {"offset": 1, "kind": MESSAGE},
+        {"offset": 2, "kind": REQUEST},
+        {"offset": 2, "kind": ANSWER},
     ]
-    assert without_cancelled(table, ids_of([("delayline-in", 0, 3)]), "results") is table
+    assert without_cancelled(table, ids_of([("delayline-in", 0, 3)])) is table

@@ -34,6 +34,7 @@ from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.claims import Claim, Terms
+from state.kinds import ANSWER, REQUEST
 from streaming.forward.process import ForwardProcess
 from streaming.job.recalled import RecalledMessages
 from streaming.status.lanes import lane_statuses
@@ -80,12 +81,12 @@ def _hand_over(settings: Settings) -> None:
             outage_limit_ms=1_000,
             tolerates_input_loss=False,
             options=librdkafka_options(settings.kafka),
-            results_topic=settings.results_topic,
         )
         letter = {"output_topic": settings.topics.dead_letter, "error_code": "bad", "error_text": "bad", "offset": 1}
         undecided = Undecided(1, 0, _ORIGIN.shards, _ORIGIN.shards - 1).to_bytes()
-        ask = {"output_topic": settings.results_topic, "offset": 2, "key": b"in/0/1", "value": undecided}
-        answer = {"output_topic": settings.results_topic, "offset": 3}
+        to_results = {"output_topic": settings.results_topic}
+        ask = {**to_results, "kind": REQUEST, "offset": 2, "key": b"in/0/1", "value": undecided}
+        answer = {**to_results, "kind": ANSWER, "offset": 3}
         hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, ask, answer])]))
         _take_lane(settings)
         with closing(RecalledMessages(settings)) as recalled:

@@ -16,7 +16,7 @@ from tests.messages import messages
 from tests.state.test_message import ROWS
 
 _SUMMARY: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "batch": 0,
     "first": [1, "in", 0, 0],
     "last": [2, "in", 0, 1],
@@ -64,6 +64,6 @@ def test_a_header_that_is_no_summary_is_refused(value: bytes) -> None:
 
 
 def test_a_chunk_of_another_format_names_both() -> None:
-    value = json.dumps(_SUMMARY | {"format": 2, "more": 1}).encode()
-    with pytest.raises(FormatMismatch, match=r"a chunk in the ready topic is in format 2, but .* reads format 1"):
+    value = json.dumps(_SUMMARY | {"format": 1, "more": 1}).encode()
+    with pytest.raises(FormatMismatch, match=r"a chunk in the ready topic is in format 1, but .* reads format 2"):
         summary_of([("delayline-chunk", value)], "here")

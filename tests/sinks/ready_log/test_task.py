@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,12 +11,13 @@ import pytest
 from sinks.ready_log import task
 from sinks.ready_log.task import Cancels, hand_over_chunks
 from state.cancel import answers_of
+from state.kinds import ANSWER, MESSAGE, REQUEST
 from state.message import encode_chunk
 from state.message_ids import ids_of
 from state.order import ORDER, key_of
 from tests.messages import messages
 
-TOPIC, RESULTS = "delayline-in", "delayline-results"
+TOPIC = "delayline-in"
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:
 
 def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: list[dict[str, Any]]) -> None:
     # The ask of a replacement has its id.
-    ask = {"offset": 2, "deliver_at_ms": 20, "output_topic": RESULTS, "key": b"in/0/1", "value": b"waiting 21"}
+    ask = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": b"waiting 21"}
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, ask, {"offset": 2, "deliver_at_ms": 21})
     answers = answers_of({(TOPIC, 0, 2): b"the answer"})
-    run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), results=RESULTS, answers=answers), chunk)
-    assert [(row["offset"], row["output_topic"], row["value"]) for row in handed_over] == [
-        (1, "delayline-out", b"v"),
-        (2, RESULTS, b"the answer"),
+    run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), answers=answers), chunk)
+    assert [(row["offset"], row["kind"], row["value"]) for row in handed_over] == [
+        (1, MESSAGE, b"v"),
+        (2, ANSWER, b"the answer"),
     ]
     handed_over.clear()
-    run(dataclasses.replace(Cancels(results=RESULTS, answers=answers), left_out={}), chunk)
+    run(Cancels(answers=answers), chunk)
     assert [row["offset"] for row in handed_over] == [1, 2, 2], "an accepted one comes out"
 
 

@@ -113,8 +113,8 @@ def test_an_error_of_the_host_is_raised_in_the_worker_however_much_it_has_left_t
 
 
 def test_an_unexpected_error_of_the_host_is_raised_with_its_place(daemon: Daemon, plan: HandOverPlan) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)writer host.*hand_over\.py.*KeyError: .*error_code"):
-        daemon.hand_over(plan, 0, [_due(1).drop_columns("error_code")])
+    with pytest.raises(RuntimeError, match=r"(?s)writer host.*hand_over\.py.*KeyError: .*kind"):
+        daemon.hand_over(plan, 0, [_due(1).drop_columns("kind")])
 
 
 def test_what_a_killed_worker_has_not_sent_whole_is_not_committed(

@@ -77,7 +77,7 @@ class ReleaseBench:
 
         producer = Producer({**self.options, "message.max.bytes": "100000000", "on_delivery": written})
         for chunk in chunks:
-            value, headers = chunk_record(chunk, results=self.settings.results_topic)
+            value, headers = chunk_record(chunk)
             producer.produce(topics_of(self.settings)[log], value, None, 0, headers=headers)
         assert producer.flush(_TIMEOUT_S) == 0
         self.ends[log] = max([self.ends[log], *(offset + 1 for offset in offsets)])

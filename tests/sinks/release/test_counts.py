@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sinks.release.counts import BOUNDS_MS, MOST_TOPICS, OTHER_TOPICS, ReleaseCounts
 from state.cancel import Ask, answer
+from state.kinds import ANSWER
 from state.reasons import Reason
 from tests.messages import messages
 
@@ -35,7 +36,7 @@ def test_dead_letters_count_by_reason_and_not_among_the_delivered_messages() -> 
 
 
 def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:
-    counts = ReleaseCounts("results")
+    counts = ReleaseCounts()
     ask = Ask(("in", 0, 9), ("in", 0, 1))
     # An id that a publisher asks for may have any text.
     odd = ask._replace(asked=('", "result": "cancelled', 0, 1))
@@ -46,7 +47,7 @@ def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:
         answer(replacement, Reason.WITHDRAWN, accepted=True),
         answer(ask, Reason.RELEASED),
     ]
-    rows = [{"offset": n, "output_topic": "results", "value": value} for n, value in enumerate(answers)]
+    rows = [{"offset": n, "kind": ANSWER, "output_topic": "results", "value": value} for n, value in enumerate(answers)]
     counts.add(messages([*rows, {"offset": 9, "output_topic": "out", "value": answers[0]}]), {}, 100)
     assert counts.answers() == {"cancelled": 2, "too-late": 1, "unknown": 1}
     assert [*counts.topics()] == ["out"]

@@ -24,12 +24,11 @@ from sinks.release.recall import REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
 from state.cancel import OLD_MS, Undecided
+from state.kinds import ANSWER, REQUEST
 from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
 from tests.sinks.release.accounts import check_accounts
-
-RESULTS = "delayline-results"
 
 
 def _replaces(offset: int) -> bool:
@@ -91,8 +90,8 @@ class _Shard:
         below = self.committed.below
         is_ahead = below is not None and below.deliver_at_ms > self.now_ms
         position = self.committed.set_back() if is_ahead else self.committed
-        self.recently = RecentlyReleased(RESULTS, most=self.remembered)
-        self.pending = Pending(position, RESULTS, self.now_ms, self.recently.find)
+        self.recently = RecentlyReleased(most=self.remembered)
+        self.pending = Pending(position, self.now_ms, self.recently.find)
         self.pending.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
         for log, end in ((Log.READY, len(self.logs[Log.READY])), (Log.NEAR, self.near_read)):
@@ -122,7 +121,7 @@ class _Shard:
             undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1)
             # Every other ask comes with a message.
             rows = [
-                {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "output_topic": RESULTS,
+                {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "kind": REQUEST,
                  "key": b"delayline-in/0/%d" % each,
                  "value": undecided._replace(replaces=_replaces(1_000 + self.asks + at)).to_bytes()}
                 for at, each in enumerate(asked)
@@ -132,7 +131,7 @@ class _Shard:
             self.receive(in_order(messages(rows)), Log.NEAR if kind == "near" else Log.READY)
 
     def receive(self, chunk: pa.Table, log: Log = Log.READY) -> None:
-        self.logs[log].append(chunk_record(chunk, results=RESULTS))
+        self.logs[log].append(chunk_record(chunk))
         if log is Log.READY:
             self._add(Place(log, len(self.logs[log]) - 1))
 
@@ -168,7 +167,8 @@ class _Shard:
             self.recently.add(planned.messages, {}, {}, self.now_ms)
         too_late = set()
         for row in planned.messages.to_pylist():
-            if row["output_topic"] == RESULTS:
+            assert row["kind"] != REQUEST
+            if row["kind"] == ANSWER:
                 self.settled[row["offset"]] += 1
                 answer = json.loads(row["value"])
                 asked = int(answer["id"].rsplit("/", 1)[1])
@@ -387,7 +387,7 @@ def test_dead_letters_and_asks_are_not_taken_out() -> None:
         messages(
             [
                 {"offset": 1, "error_code": "bad", "output_topic": "delayline-dead-letter", "deliver_at_ms": far_ms},
-                {"offset": 2, "value": b'{"id": "in/0/2"}', "output_topic": RESULTS, "deliver_at_ms": far_ms},
+                {"offset": 2, "value": b'{"id": "in/0/2"}', "kind": ANSWER, "deliver_at_ms": far_ms},
             ]
         )
     )
@@ -399,12 +399,12 @@ def test_dead_letters_and_asks_are_not_taken_out() -> None:
 def test_what_is_left_in_a_log_does_not_count_asks_of_other_shards_and_those_that_are_done() -> None:
     first, second = _two_shards()
     first.arrive("asks", [7, 8])
-    own = messages([{"offset": 3, "output_topic": RESULTS, "value": b'{"id": "in/0/2"}'}])
+    own = messages([{"offset": 3, "kind": ANSWER, "value": b'{"id": "in/0/2"}'}])
     asks = decode_chunk(first.logs[Log.READY][0][0])
-    assert [uncounted(table, RESULTS, taken_in=False) for table in (asks, own)] == [0, 0]
-    assert uncounted(asks, RESULTS, taken_in=True) == 2
+    assert [uncounted(table, taken_in=False) for table in (asks, own)] == [0, 0]
+    assert uncounted(asks, taken_in=True) == 2
     first.settle()
-    assert uncounted(first.passed_on[0], RESULTS, taken_in=False) == 2
+    assert uncounted(first.passed_on[0], taken_in=False) == 2
     assert second.committed.released == 0
 
 

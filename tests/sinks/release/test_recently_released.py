@@ -9,10 +9,11 @@ import pytest
 
 from sinks.release.recently_released import RecentlyReleased
 from state.cancel import Output
+from state.kinds import ANSWER
 from state.message_ids import ID_SCHEMA
 from tests.messages import messages
 
-RESULTS, DEAD = "results", "dead"
+DEAD = "dead"
 NOW_MS = 1_800_000_000_000
 
 
@@ -26,7 +27,7 @@ def _sent(first: int, count: int, **columns: Any) -> pa.Table:
 
 
 def test_it_tells_the_topic_the_partition_and_the_offsets_of_the_transaction() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     assert released.find(_asked(1), NOW_MS) == [None]
     released.add(_sent(0, 3), {}, {("out", 0): (7, 9), ("out", 1): (1, 1)}, NOW_MS)
     released.add(_sent(3, 3, output_partition=1), {}, {("out", 1): (2, 4)}, NOW_MS)
@@ -35,7 +36,7 @@ def test_it_tells_the_topic_the_partition_and_the_offsets_of_the_transaction() -
 
 
 def test_of_dead_letters_it_tells_the_topic() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     refused = _sent(0, 1, output_topic=DEAD, error_code="bad-delay", error_text="no")
     released.add(
         pa.concat_tables([refused, _sent(1, 2)]), {b"delayline-in/0/1": "expired"}, {("out", 0): (0, 0)}, NOW_MS
@@ -44,26 +45,26 @@ def test_of_dead_letters_it_tells_the_topic() -> None:
 
 
 def test_offsets_that_were_not_reported_are_not_told() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     released.add(_sent(0, 1), {}, {}, NOW_MS)
     assert released.find(_asked(0), NOW_MS) == [Output("out", 0)]
 
 
 def test_an_answer_is_not_the_message_that_came_with_its_ask() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
-    released.add(_sent(0, 1, output_topic=RESULTS), {}, {}, NOW_MS)
+    released = RecentlyReleased(DEAD)
+    released.add(_sent(0, 1, kind=ANSWER), {}, {}, NOW_MS)
     assert released.find(_asked(0), NOW_MS) == [None]
 
 
 def test_of_an_id_that_was_given_twice_the_last_message_counts() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     released.add(_sent(0, 1), {}, {}, NOW_MS)
     released.add(_sent(0, 1, output_partition=2), {}, {}, NOW_MS)
     assert released.find(_asked(0), NOW_MS) == [Output("out", 2)]
 
 
 def test_it_knows_as_many_as_it_was_told_to_and_what_was_released_with_them() -> None:
-    released = RecentlyReleased(RESULTS, DEAD, most=5)
+    released = RecentlyReleased(DEAD, most=5)
     for number in range(4):
         released.add(_sent(number * 3, 3), {}, {}, NOW_MS + number * 20_000)
         released.settle(NOW_MS + number * 20_000)
@@ -73,7 +74,7 @@ def test_it_knows_as_many_as_it_was_told_to_and_what_was_released_with_them() ->
 
 @pytest.mark.parametrize("is_settled", [False, True])
 def test_what_was_released_long_ago_is_forgotten_also_if_the_clock_was_ahead(is_settled: bool) -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     released.add(_sent(0, 1), {}, {}, NOW_MS)
     if is_settled:
         released.settle(NOW_MS)
@@ -83,7 +84,7 @@ def test_what_was_released_long_ago_is_forgotten_also_if_the_clock_was_ahead(is_
 
 
 def test_of_many_small_transactions_a_few_pieces_are_searched() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     sent = _sent(0, 6_000)
     for number in range(6_000):
         at_ms = NOW_MS + number * 20
@@ -95,7 +96,7 @@ def test_of_many_small_transactions_a_few_pieces_are_searched() -> None:
 
 
 def test_what_it_keeps_has_no_more_memory_than_its_own() -> None:
-    released = RecentlyReleased(RESULTS, DEAD)
+    released = RecentlyReleased(DEAD)
     sent = _sent(0, 10_000)
     for number in range(3):
         released.add(sent.slice(number * 4, 4), {}, {("out", 0): (number, number)}, NOW_MS)

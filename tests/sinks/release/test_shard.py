@@ -27,6 +27,7 @@ from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
 from state.cancel import Undecided
+from state.kinds import REQUEST
 from state.order import OrderKey, in_order
 from state.shards import shard_of
 from streaming.local.broker import EmbeddedBroker
@@ -74,7 +75,8 @@ def test_an_ask_that_comes_too_late_is_told_where_the_message_went(bench: Releas
         assert_eventually(lambda: bench.is_done(release), 60)
     undecided = Undecided(now_ms(), now_ms(), shards=1, left=0).to_bytes()
     key = b"delayline-in/0/12"
-    bench.hand_over(messages([{"output_topic": settings.results_topic, "offset": 99, "key": key, "value": undecided}]))
+    ask = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 99, "key": key, "value": undecided}
+    bench.hand_over(messages([ask]))
     bench.wait(release)
     (answer,) = bench.read(settings.results_topic)
     content = json.loads(answer.value() or b"")

@@ -15,6 +15,7 @@ from sinks.internal_topics.position import Log
 from sinks.ready_log.chunk import chunk_record
 from sinks.release.wall_clock import now_ms
 from state.cancel import Undecided
+from state.kinds import REQUEST
 from state.order import in_order
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -74,7 +75,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     forwarder.produce(settings.near_topic, value, None, 0, headers=headers)
     assert forwarder.flush(30) == 0
     bench.hand_over(_chunk(bench, {3: later, 4: later}), log=Log.NEAR)
-    ask = {"output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
+    ask = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
     undecided = Undecided(later + 1, now_ms(), shards=1, left=0).to_bytes()
     soon = now_ms() + 1_500
     bench.hand_over(_chunk(bench, {5: soon}), messages([{**ask, "value": undecided}]))

@@ -47,5 +47,5 @@ def test_a_refused_replacement_leaves_what_it_would_replace() -> None:
     settings = some_batch_settings(policy=policy, partitions=partitions, results="delayline-results")
     (message,) = accept(records([row]), settings, CLOCK_MS, REFUSAL).to_pylist()
     assert message["error_code"] == "too-many-waiting"
-    assert asks_in(accept(records([row]), settings, CLOCK_MS, REFUSAL), "delayline-results").num_rows == 0
-    assert asks_in(accept(records([row]), settings, CLOCK_MS), "delayline-results").num_rows == 1
+    assert asks_in(accept(records([row]), settings, CLOCK_MS, REFUSAL)).num_rows == 0
+    assert asks_in(accept(records([row]), settings, CLOCK_MS)).num_rows == 1

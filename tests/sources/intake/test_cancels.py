@@ -10,6 +10,7 @@ import pytest
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
 from state.cancel import Ask, answer, answered, answers_of, answers_to, asks_in, asks_of
+from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST
 from state.message_ids import parse_id
 from state.reasons import Reason
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
@@ -32,7 +33,7 @@ def ask(text: bytes | None, *more: tuple[str, bytes | None]) -> dict[str, Any]:
 def test_an_ask_goes_to_the_results_topic_at_once_with_the_id_as_its_key() -> None:
     trace = ("trace", b"7")
     (message,) = accepted({**ask(b" in/1/0042 ", trace), "key": b"k", "value": b"v"})
-    assert (message["output_topic"], message["error_code"]) == ("delayline-results", None)
+    assert (message["kind"], message["output_topic"], message["error_code"]) == (REQUEST, RESULTS, None)
     assert (message["key"], message["value"]) == (b"in/1/42", None)
     assert message["deliver_at_ms"] == CLOCK_MS - 1_000
     assert message["headers"][1] == {"key": "trace", "value": b"7"}
@@ -63,7 +64,7 @@ def test_an_ask_that_names_no_message_is_a_dead_letter(bad: dict[str, Any]) -> N
     message, good = accepted({**bad, "key": b"k", "value": b"v"}, ask(b"in/0/1"))
     assert (message["error_code"], message["output_topic"]) == ("bad-cancel", "delayline-dead-letter")
     assert (message["key"], message["value"]) == (b"k", b"v")
-    assert good["error_code"] is None
+    assert [each["kind"] for each in (message, good)] == [DEAD_LETTER, REQUEST]
 
 
 def test_ids_are_read_in_each_form_and_kept_in_one() -> None:
@@ -80,35 +81,36 @@ def test_ids_are_read_in_each_form_and_kept_in_one() -> None:
     kept = [b"in/1/42", b"in/1/42", b"in/1/42", *given[3:]]
     assert [row["key"] for row in rows[: len(given)]] == kept
     assert {row["error_code"] for row in rows[len(given) :]} == {"bad-cancel"}
-    table = messages({"offset": at, "output_topic": RESULTS, "key": key, "value": None} for at, key in enumerate(kept))
-    assert [each.asked for each in asks_of(asks_in(table, RESULTS))] == [parse_id(key.decode()) for key in kept]
+    table = messages({"offset": at, "kind": REQUEST, "key": key, "value": None} for at, key in enumerate(kept))
+    assert [each.asked for each in asks_of(asks_in(table))] == [parse_id(key.decode()) for key in kept]
 
 
 def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     table = messages(
         [
             {"offset": 1, "value": b"other"},
-            {"offset": 2, "output_topic": RESULTS, "key": b"in/3/4", "value": None},
-            {"offset": 3, "output_topic": RESULTS, "key": b"k", "error_code": "bad-cancel"},
+            {"offset": 2, "kind": REQUEST, "key": b"in/3/4", "value": None},
+            {"offset": 3, "key": b"k", "error_code": "bad-cancel"},
         ]
     )
-    asks = asks_in(table, RESULTS)
+    asks = asks_in(table)
     (found,) = asks_of(asks)
     assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
-    filled = answered(table, RESULTS, answers_of({found.id: answer(found, Reason.RELEASED)}))
+    filled = answered(table, answers_of({found.id: answer(found, Reason.RELEASED)}))
+    assert filled.column("kind").to_pylist() == [MESSAGE, ANSWER, DEAD_LETTER]
     values = filled.column("value").to_pylist()
     assert (values[0], values[2]) == (b"other", b"v")
     expected = {"id": "in/3/4", "result": "too-late", "reason": "released", "why": Reason.RELEASED.why}
     assert json.loads(values[1]) == expected
     assert filled.schema == table.schema
     with pytest.raises(InvariantViolated, match="without an answer"):
-        answered(table, RESULTS, answers_of({}))
+        answered(table, answers_of({}))
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_the_same_answer_to_many_asks_is_that_to_each(reason: Reason) -> None:
-    rows = [{"offset": at, "output_topic": RESULTS, "key": b"in/3/%d" % (at * 7), "value": None} for at in range(3)]
-    asks = asks_in(messages(rows), RESULTS)
+    rows = [{"offset": at, "kind": REQUEST, "key": b"in/3/%d" % (at * 7), "value": None} for at in range(3)]
+    asks = asks_in(messages(rows))
     many = answers_to(asks, reason)
     single = answers_of({ask.id: answer(ask, reason) for ask in asks_of(asks)})
     assert many.drop_columns("key").to_pylist() == single.drop_columns("key").to_pylist()

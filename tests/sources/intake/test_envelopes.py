@@ -52,7 +52,7 @@ def accepted(preset: str, *rows: dict[str, Any], **changes: Any) -> tuple[list[d
         **changes,
     )
     found = accept(table, settings, CLOCK_MS)
-    return found.to_pylist(), asks_of(asks_in(found, RESULTS))
+    return found.to_pylist(), asks_of(asks_in(found))
 
 
 def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:

@@ -13,8 +13,9 @@ from conf.errors import MOST_TEXT_BYTES
 from conf.settings import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import Preset, presets_named
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_in, asks_of, is_ask
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_in, asks_of
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.kinds import DEAD_LETTER, REQUEST, kinds_of
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
 from state.names import CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, NAME_HEADER, OFF
 from state.stub import STUB_HEADER
@@ -137,9 +138,9 @@ def test_each_record_becomes_one_message_ask_or_dead_letter(
     own, more = accepted.slice(0, len(rows)), accepted.slice(len(rows))
     assert _ids(own) == [(row["topic"], row["partition"], row["offset"]) for row in rows]
     # Beside them, asks of messages that replace others: one of each at the most.
-    assert all(is_ask(more, RESULTS).to_pylist())
+    assert set(kinds_of(more)) <= {REQUEST}
     assert len(set(_ids(more))) == more.num_rows
-    assert len(asks_of(asks_in(accepted, RESULTS))) == sum(is_ask(accepted, RESULTS).to_pylist())
+    assert len(asks_of(asks_in(accepted))) == (kinds_of(accepted) == REQUEST).sum()
     for row in accepted.to_pylist():
         _check(row, batch_settings)
     # A record is treated as if it had come alone.
@@ -148,7 +149,9 @@ def test_each_record_becomes_one_message_ask_or_dead_letter(
 
 
 def _check(row: dict[str, Any], batch_settings: BatchSettings) -> None:
-    dead = row["error_code"] is not None
+    dead = row["kind"] == DEAD_LETTER
+    assert dead == (row["error_code"] is not None)
+    assert (row["kind"] == REQUEST) == (row["output_topic"] == batch_settings.results)
     assert (row["output_topic"] == batch_settings.dead_letter) == dead
     assert (row["error_text"] is not None) == dead
     assert len((row["error_text"] or "").encode()) <= MOST_TEXT_BYTES

@@ -24,7 +24,7 @@ def accepted(*rows: dict[str, Any], names: str = "header", **changes: Any) -> tu
     table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
     own = {"policies": {TOPIC: DelayPolicy(names=names)}} | changes
     found = accept(table, some_batch_settings(partitions=WITH_RESULTS, **own), CLOCK_MS)
-    return found.to_pylist(), asks_of(asks_in(found, RESULTS))
+    return found.to_pylist(), asks_of(asks_in(found))
 
 
 def test_a_message_with_a_name_is_itself_and_an_ask_for_what_has_the_name() -> None:

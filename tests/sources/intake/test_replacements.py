@@ -47,7 +47,7 @@ def test_the_condition_is_waiting_by_default_and_asks_carry_it_with_the_due_time
     table = accept(records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows)),
                    BATCH_SETTINGS, CLOCK_MS)  # fmt: skip
     due = WRITTEN_MS + 5_000
-    assert asks_of(asks_in(table, RESULTS)) == [
+    assert asks_of(asks_in(table)) == [
         Ask(("delayline-in", 0, 0), ("in", 0, 7), WAITING, due),
         Ask(("delayline-in", 0, 1), ("in", 0, 7), ALWAYS, due),
     ]

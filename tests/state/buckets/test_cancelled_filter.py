@@ -16,10 +16,11 @@ import state.buckets.cancelled_filter
 import state.chunk_merge
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.id_rows import ID_ROW_SCHEMA
+from state.kinds import REQUEST
 from state.order import in_order
 from tests.messages import KEYED_SCHEMA, keyed_rows, messages
 
-TOPIC, RESULTS = "delayline-in", "delayline-results"
+TOPIC = "delayline-in"
 END_MS = 1_000
 
 
@@ -110,7 +111,7 @@ def test_a_message_is_left_out_if_a_batch_has_cancelled_it_in_its_bucket_or_a_la
     ]  # fmt: skip
     start_ms, end_ms = sorted((one_ms, other_ms))
     counts: list[int] = []
-    leave_out = CancelledFilter(until_bucket, RESULTS, counts.append)
+    leave_out = CancelledFilter(until_bucket, counts.append)
     tables = list(leave_out.left(stream(waiting, cancelled, chunk), start_ms, end_ms))
     assert all(table.num_rows for table in tables)
     in_range = [each for each in waiting if start_ms <= each.due_ms < end_ms]
@@ -122,12 +123,12 @@ def test_a_message_is_left_out_if_a_batch_has_cancelled_it_in_its_bucket_or_a_la
 
 
 def test_an_ask_with_the_id_of_a_cancelled_message_stays() -> None:
-    ask = {"offset": 1, "deliver_at_ms": 10, "output_topic": RESULTS}
+    ask = {"offset": 1, "deliver_at_ms": 10, "kind": REQUEST}
     rows = chunk_rows([messages([ask, {"offset": 1, "deliver_at_ms": 11}])], False)
     rows += chunk_rows([ids_of([Cancelled(0, 1, 10, 11, 3)])], True)
     batches = pa.Table.from_pylist(rows, KEYED_SCHEMA).to_batches()
-    (left,) = CancelledFilter(9, RESULTS).left(batches, 0, 99)
-    assert left.column("output_topic").to_pylist() == [RESULTS]
+    (left,) = CancelledFilter(9).left(batches, 0, 99)
+    assert left.column("kind").to_pylist() == [REQUEST]
 
 
 def test_ids_that_were_passed_take_no_memory_however_few_messages_there_are() -> None:
@@ -159,7 +160,7 @@ def test_ids_that_were_passed_take_no_memory_however_few_messages_there_are() ->
                 most = max(most, pa.total_allocated_bytes() - arrow)
                 yield batch
 
-        assert not list(CancelledFilter(9, "", counts.append).left(watched(), 0, 1 << 40))
+        assert not list(CancelledFilter(9, counts.append).left(watched(), 0, 1 << 40))
         assert counts == [chunks]
         peak = tracemalloc.get_traced_memory()[1] + most
         tracemalloc.stop()

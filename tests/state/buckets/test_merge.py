@@ -191,7 +191,7 @@ def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_a
     for number, (from_ms, end_ms) in enumerate(sliced(segments, start_ms)):
         within = MergeSlice(MERGED.part(number), from_ms, end_ms, first_segment=len(merged))
         overlapping = chunks.filter((pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= from_ms))
-        run = merged_rows(9, within, batch_settings, CancelledFilter(len(buckets), ""))
+        run = merged_rows(9, within, batch_settings, CancelledFilter(len(buckets)))
         batches = with_cancelled(overlapping.to_batches(max_chunksize=3), len(buckets), gone)
         rows = [row for batch in run(iter(batches)) for row in batch.to_pylist()]
         for metadata in (row for row in rows if is_metadata(row["part"])):

@@ -28,6 +28,7 @@ from state.cancel import ASK_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy, RunningBatch
 from state.due_spans import DueRun, decode_runs
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
+from state.kinds import REQUEST
 from state.message import decode_chunk, encode_chunk
 from tests.messages import messages, some_batch_settings
 
@@ -92,19 +93,18 @@ def test_what_is_kept_and_sealed_is_counted_for_the_topics_with_a_limit() -> Non
 
 
 def test_messages_are_accepted_by_topic_without_dead_letters_and_asks() -> None:
-    settings = replace(BATCH_SETTINGS, results="results")
     rows = [
         {"deliver_at_ms": 50, "topic": "a"},
         {"deliver_at_ms": 500, "topic": "a"},
         {"deliver_at_ms": 600, "topic": "b"},
         {"deliver_at_ms": 0, "topic": "a", "error_code": "bad-delay", "error_text": ""},
-        {"deliver_at_ms": 0, "topic": "b", "output_topic": "results", "key": b"a/0/1"},
+        {"deliver_at_ms": 0, "topic": "b", "kind": REQUEST, "key": b"a/0/1"},
     ]
     arrivals = messages({"offset": number} | row for number, row in enumerate(rows))
     kept = encode_chunk(due_at(700))
     asks = ASK_SCHEMA.empty_table()
     for key, before, chunks in ((1, kept, [arrivals, asks]), (overflow_key(1, 0, 2), None, [arrivals])):
-        frame = pd.concat(frames_of(group_state(100, before), *chunks, key=key, settings=settings))
+        frame = pd.concat(frames_of(group_state(100, before), *chunks, key=key))
         (accepted,) = frame[frame["kind"] == KEPT]["accepted"]
         assert json.loads(accepted) == {"a": 2, "b": 1}
         assert set(frame[frame["kind"] != KEPT]["accepted"]) == {"{}"}
@@ -204,7 +204,7 @@ def test_dead_letters_and_asks_are_not_cancelled() -> None:
     arrivals = messages(
         [
             {"deliver_at_ms": 50, "offset": 1, "error_code": "bad-deliver-at", "error_text": "bad"},
-            {"deliver_at_ms": 50, "offset": 2, "output_topic": BATCH_SETTINGS.results, "key": b"in/0/7"},
+            {"deliver_at_ms": 50, "offset": 2, "kind": REQUEST, "key": b"in/0/7"},
         ]
     )
     asked, frame = frames_of(group_state(cutoff_ms=100), arrivals, asks_for(1, 2), key=7)

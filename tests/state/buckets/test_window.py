@@ -49,7 +49,7 @@ def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_b
     everything = in_order(pa.concat_tables(tables))
     gone = [row for row in everything.to_pylist() if row["offset"] in cancelled]
     chunks, counts = with_cancelled(stored_chunks(tables), len(buckets), gone), list[int]()
-    in_window = window_rows(start_ms, end_ms, shards, CancelledFilter(len(buckets), "", counts.append))
+    in_window = window_rows(start_ms, end_ms, shards, CancelledFilter(len(buckets), counts.append))
     given_rows = [row for batch in in_window(iter(chunks)) for row in batch.to_pylist()]
     assert all(list(row) == WINDOW_SCHEMA.names for row in given_rows)
     # A minute; of a range of many hours, up to an hour.

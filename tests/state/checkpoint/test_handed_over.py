@@ -161,7 +161,7 @@ class Model:
             row for row in self.accepted
             if row["offset"] < ends.get(str(row["partition"]), 0)
             and id_of(row) not in in_bucket
-            and not newest.of_input(messages([row]), "")[0]
+            and not newest.of_input(messages([row]))[0]
         ]  # fmt: skip
         rest += [
             row for bucket, rows in self.sealed.items() for row in rows
@@ -209,7 +209,7 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
             assert newest.of_bucket(messages([row]), buckets[0])[0] == is_handed_over
             assert is_handed_over or row["deliver_at_ms"] >= newest.whole_before_ms
         else:
-            assert newest.of_input(messages([row]), "")[0] == is_handed_over
+            assert newest.of_input(messages([row]))[0] == is_handed_over
         if is_handed_over and not row["error_code"]:
             assert row["deliver_at_ms"] < newest.cutoff_ms
 
@@ -249,9 +249,9 @@ def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> No
 @pytest.mark.parametrize(("offset", "handed_over"), [(4, True), (5, False)])
 def test_input_before_the_offsets_of_the_origin_is_handed_over(offset: int, handed_over: bool) -> None:
     newest = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
-    assert newest.of_input(messages([{"offset": offset}]), "").tolist() == [handed_over]
-    assert newest.of_input(messages([{"offset": 0, "partition": 1}]), "").tolist() == [False]
-    assert np.array_equal(newest.of_input(messages([]), ""), [])
+    assert newest.of_input(messages([{"offset": offset}])).tolist() == [handed_over]
+    assert newest.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
+    assert np.array_equal(newest.of_input(messages([])), [])
 
 
 def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_created_again() -> None:
@@ -267,7 +267,7 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
     markers = (Progress(before, 1, lasts[1]), Progress(before, 1, lasts[1]))
     assert HandedOver(markers).ends == {topic: {"0": 9}}
     # All records below the offsets of the origin were handed over or sealed when the checkpoint began.
-    assert HandedOver(markers).of_input(records, "").tolist() == [True] * 5 + [False]
+    assert HandedOver(markers).of_input(records).tolist() == [True] * 5 + [False]
 
     for number in range(2):
         newest = HandedOver(
@@ -276,8 +276,8 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
         assert newest.input_ids == new
         assert newest.ends == {topic: {"0": 4}}
         # Accepted before the newest batch, which has handed over what is due below 80. Others may be of its own.
-        assert newest.of_input(records, "")[:2].tolist() == [True, True]
-        assert newest.of_input(records, "")[4:].tolist() == [False, False]
+        assert newest.of_input(records)[:2].tolist() == [True, True]
+        assert newest.of_input(records)[4:].tolist() == [False, False]
 
 
 def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHistory
+from state.checkpoint.file_format import FORMAT, with_format
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 from tests.messages import some_batch_settings
@@ -50,7 +51,7 @@ def overwrite(file: Path, text: str) -> None:
 def test_a_whole_checkpoint_is_read(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
     read_all(spark, tmp_path)
     assert (checkpoint.planned(4).cutoff_ms, checkpoint.planned(4).offsets) == (10, {"in": {"0": 7}})
-    assert json.loads((tmp_path / "delayline-origin.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "delayline-origin.json").read_text())["format"] == FORMAT
 
 
 def test_the_next_cutoff_is_raised_and_never_lowered(
@@ -86,7 +87,7 @@ def test_a_missing_offset_log_entry_is_named(spark: SparkSession, checkpoint: Ch
 def test_a_damaged_file_of_delayline_is_named(
     spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, name: str
 ) -> None:
-    for text in ("", '{"format": 1, "settings": 3}', '{"format": 1}'):
+    for text in ("", with_format('{"settings": 3}'), with_format("{}")):
         overwrite(tmp_path / name, text)
         # On one line: pydantic's own text would have several.
         with pytest.raises(CheckpointUnreadable, match=rf"{name} is damaged.*delayline rebuild"):
@@ -100,7 +101,7 @@ def test_what_a_batch_refuses_is_read_for_that_batch_alone(spark: SparkSession, 
     checkpoint.write_refused(3, Refusal({"in": {"0": 2}}, 800))
     checkpoint.write_refused(4, refused)
     assert [checkpoint.refused(batch_id) for batch_id in (3, 4, 5)] == [NONE_REFUSED, refused, NONE_REFUSED]
-    overwrite(tmp_path / "checkpoint/delayline-refused.json", '{"format": 1, "batch": 4}')
+    overwrite(tmp_path / "checkpoint/delayline-refused.json", with_format('{"batch": 4}'))
     with pytest.raises(CheckpointUnreadable, match=r"delayline-refused.json is damaged.*delayline rebuild"):
         checkpoint.refused(4)
 
@@ -114,8 +115,8 @@ def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, 
 @pytest.mark.parametrize(
     ("name", "text", "mismatch"),
     [
-        ("delayline-origin.json", '{"format": 2, "id": "c"}', "in format 2, but this Delayline reads format 1"),
-        ("delayline-settings.json", '{"format": 2, "book": []}', "in format 2, but this Delayline reads format 1"),
+        ("delayline-origin.json", '{"format": 1, "id": "c"}', "in format 1, but this Delayline reads format 2"),
+        ("delayline-settings.json", '{"format": 1, "book": []}', "in format 1, but this Delayline reads format 2"),
         ("offsets/4", "v2\n{}", "of version v2, and the Spark of this Delayline reads v1"),
         ("commits/3", "v9\n{}", "of version v9, and the Spark of this Delayline reads v1"),
     ],

@@ -23,6 +23,7 @@ from state.buckets.table_rows import described_segment
 from state.cancel import MessageId, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
+from state.kinds import ANSWER
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import ids_of, parse_id, table_of
 from streaming.job.cancels import CancelDesk, Decision, driver_rows
@@ -103,8 +104,7 @@ def answers_in(decision: Decision) -> dict[MessageId, dict[str, Any]]:
 
 
 def _content(answer: tuple[Any, ...]) -> dict[str, Any]:
-    # A list is for the release processes to decide.
-    if answer[3][:1] != b"[":
+    if answer[5] == ANSWER:
         return dict(json.loads(answer[3]))
     of_message = {"replacement": "/".join(map(str, answer[:3])), "accepted": True}
     return {"result": "undecided"} | (of_message if Undecided.from_bytes(answer[3]).replaces else {})

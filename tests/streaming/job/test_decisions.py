@@ -35,6 +35,7 @@ from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.group_keys import overflow_key
+from state.kinds import ANSWER, DEAD_LETTER, REQUEST
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import ID, ids_of, parse_id
 from state.names import FROM_HEADER, name_rows
@@ -191,7 +192,7 @@ class Service:
         self, span: BatchSpan, clock_ms: int, arrivals: pa.Table, overflows: bool
     ) -> tuple[pa.Table, list[bytes | None]]:
         running = RunningBatch(span.batch_id, BATCH_SETTINGS, 2, 100, clock_ms)
-        asks = asks_in(arrivals, RESULTS)
+        asks = asks_in(arrivals)
         own: dict[int, list[bytes | None]] = {
             key: [encode_chunk(asks)] if asks.num_rows else [] for key in BATCH_SETTINGS.shard_keys
         }
@@ -235,12 +236,12 @@ class Service:
         due = [decode_chunk(row["chunk"]) for row in output.to_pylist() if row["kind"] == DUE]
         answers: dict[MessageId, Answer] = {}
         for messages in due:
-            left = without_cancelled(messages, decision.left_out, RESULTS)
-            for row in answered(left, RESULTS, decision.answers).to_pylist():
+            left = without_cancelled(messages, decision.left_out)
+            for row in answered(left, decision.answers).to_pylist():
                 identity = (row["topic"], row["partition"], row["offset"])
-                if row["output_topic"] == RESULTS and row["error_code"] is None:
+                if row["kind"] in (REQUEST, ANSWER):
                     answers[identity] = self._answer(row)
-                elif row["error_code"] is not None:
+                elif row["kind"] == DEAD_LETTER:
                     self.came_out.append(identity)
                 else:
                     self._hand_over_one(identity, row["deliver_at_ms"])
@@ -273,7 +274,7 @@ class Service:
     def _answer(self, row: dict[str, Any]) -> Answer:
         """Return the answer in a record for the results topic; of an open one, the id in place of the result."""
         value, key = row["value"], row["key"].decode()
-        if value.startswith(b"["):
+        if row["kind"] == REQUEST:
             undecided = Undecided.from_bytes(value)
             assert undecided.asked_ms > 0, "nothing is deleted, and no answer lost"
             return Answer(parse_id(key), key, "", True if undecided.replaces else None)
@@ -290,7 +291,7 @@ def _comparable(decision: Decision) -> list[Any]:
     """Return what a replay decides too: all but the time at which an ask goes on."""
     answers = decision.answers.to_pylist()
     for answer in answers:
-        if (answer["value"] or b"").startswith(b"["):
+        if answer["kind"] == REQUEST:
             answer["value"] = Undecided.from_bytes(answer["value"])._replace(asked_ms=0)
 
     def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
 from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, Undecided, asks_of
 from state.checkpoint.progress import BatchSpan
+from state.kinds import REQUEST
 from state.message import encode_chunk
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.cancels import CancelDesk, Decision
@@ -89,7 +90,7 @@ def decide(
     for answer in to_names:
         value, key = answer["value"], answer["key"]
         if value is not None:
-            is_open = value[:1] == b"["
+            is_open = answer["kind"] == REQUEST
             answers[answer["offset"]] = ("goes on", key.decode()) if is_open else json.loads(value)
             if is_open:
                 assert Undecided.from_bytes(value).due_before_ms == (of or span()).cutoff_ms

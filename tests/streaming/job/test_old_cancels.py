@@ -21,6 +21,7 @@ from state.buckets.parts import IdRows
 from state.cancel import OLD_MS, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
+from state.kinds import REQUEST
 from state.message import encode_chunk
 from streaming.job.cancels import CancelDesk, Decision
 from streaming.local.broker import EmbeddedBroker
@@ -66,10 +67,10 @@ def results(desk: CancelDesk, store: BucketTable, settings: Settings, batch_id: 
         store, [{"kind": ASKED, "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))}]
     )
     decision = desk.decide(frame, rows, span(settings, batch_id), NOW_MS)
-    by_ask = zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value")), strict=True)
+    by_ask = zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value", "kind")), strict=True)
     return {
-        offset: min(Undecided.from_bytes(value).asked_ms, 1) if value[:1] == b"[" else json.loads(value)["result"]
-        for offset, value in by_ask
+        offset: min(Undecided.from_bytes(value).asked_ms, 1) if kind == REQUEST else json.loads(value)["result"]
+        for offset, value, kind in by_ask
     }
 
 

@@ -77,7 +77,7 @@ def labels() -> dict[str, set[str]]:
     counts.table_now(
         TableState([Segment(0, 0, 0, "p", 1, 1, 1, 1)], buckets=1, size=(1, 1), failures={"merge": StepFailures(1, 4)})
     )
-    released = ReleaseCounts("results")
+    released = ReleaseCounts()
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]
     released.add(messages(rows), {}, 1)
@@ -156,7 +156,7 @@ def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release(
     shards = {
         number: SimpleNamespace(backlog=Backlog(0, None), position=None, releasing=number == 0) for number in (0, 1)
     }
-    process = SimpleNamespace(counts=ReleaseCounts("results"), shards=shards, assigned={0, 1, 2})
+    process = SimpleNamespace(counts=ReleaseCounts(), shards=shards, assigned={0, 1, 2})
     text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
     (family,) = (each for each in text_string_to_metric_families(text) if each.name == "delayline_shard_releasing")
     assert {sample.labels["shard"]: sample.value for sample in family.samples} == {"0": 1, "1": 0, "2": 0}
@@ -168,14 +168,14 @@ def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release(
 def test_a_rule_takes_the_increase_only_of_series_that_are_there_before_anything_is_counted(
     rule: dict[str, Any],
 ) -> None:
-    process = SimpleNamespace(counts=ReleaseCounts("results"), shards={}, assigned=set())
+    process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set())
     text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
     begun = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert set(_METRIC.findall(rule["expr"])) <= begun
 
 
 def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
-    process = SimpleNamespace(counts=ReleaseCounts("results"), shards={}, assigned=set())
+    process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set())
 
     def dead_letters() -> dict[str, float]:
         text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()

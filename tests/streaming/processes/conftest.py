@@ -72,7 +72,6 @@ def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver
             outage_limit_ms=60_000,
             tolerates_input_loss=False,
             options=librdkafka_options(prepared.kafka),
-            results_topic=prepared.results_topic,
         )
         rows = (
             {"offset": 1_000 * batches + n, "deliver_at_ms": due, "output_topic": prepared.topics.output, **more}

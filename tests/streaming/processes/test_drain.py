@@ -13,6 +13,7 @@ from conf.errors import TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
 from state.cancel import Undecided
+from state.kinds import REQUEST
 from streaming.processes import drain as module
 from streaming.processes.drain import drain, left_to_release, unreleased_shards
 from streaming.processes.kinds import Kind
@@ -85,7 +86,7 @@ def test_a_cancel_that_takes_out_two_messages_with_one_id_leaves_nothing_to_wait
     handed_over(due_ms + 1, offset=7)
     request = Undecided(due_ms + 1_000, due_ms - 20_000, 2, 0)
     results = prepared.results_topic
-    handed_over(1, output_topic=results, key=b"delayline-in/0/7", value=request.to_bytes())
+    handed_over(1, kind=REQUEST, output_topic=results, key=b"delayline-in/0/7", value=request.to_bytes())
     drain(prepared)
     assert released() == []
     assert unreleased_shards(prepared) == []

@@ -52,7 +52,7 @@ def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_t
         error_line = job.failure()
     assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/offsets/2 is of version v9, "), error_line
     assert "run the version that wrote it" in error_line
-    with replaced(checkpoint / "delayline-origin.json", '"format": 1', '"format": 9'):
+    with replaced(checkpoint / "delayline-origin.json", '"format": 2', '"format": 9'):
         error_line = job.failure()
     assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/delayline-origin.json is in format 9, "), (
         error_line
