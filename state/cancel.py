@@ -6,8 +6,7 @@ once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is fi
 (`streaming.job.cancels`), or a release process.
 
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
-without these headers, and an ask for the message that it replaces. Until the ask is answered, its value has the
-condition of the replacement and its due time.
+without these headers, and an ask for the message that it replaces.
 
 A record that has a *name* (`state.names`) is a replacement too, of whatever waits under the name. Which message that is
 the batch finds out (`streaming.job.names`), so until then its ask asks for `NOTHING`.
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.kinds import ANSWER, KIND, REQUEST, Mask, is_ask, kinds_of, requests_in
+from state.kinds import ANSWER, KIND, REQUEST, Mask, is_ask, kinds_of
 from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_from_texts, ids_in, places_in
 from state.reasons import RESULTS, Reason
 
@@ -58,7 +57,7 @@ class Ask(NamedTuple):
     name: bytes | None = None
 
 
-# Asks without what the publisher sent along.
+# What asks ask for. As messages, asks have only what the publisher sent along, and no value until they are answered.
 ASK_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -77,8 +76,6 @@ ASK_SCHEMA = pa.schema(
 ANSWER_SCHEMA = pa.schema([*ID_SCHEMA, ("value", pa.large_binary()), ("key", pa.binary()), KIND])
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
 _TERMS = ("condition", "deliver_at_ms", "name")
-# How the value of an ask by a name begins, until it is answered.
-_BY_NAME = b"name "
 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
@@ -96,30 +93,28 @@ def without_named(messages: pa.Table, named: Mask) -> pa.Table:
     return messages.filter(pa.array(~named | is_ask(messages)))
 
 
-def asks_in(messages: pa.Table) -> pa.Table:
-    """Return the asks among `messages` that have no answer yet, as a table of `ASK_SCHEMA`."""
-    own = requests_in(messages)
-    if not own.num_rows:
-        return ASK_SCHEMA.empty_table()
-    # Nearly all: cancels by an id, which have no terms.
-    plain = pc.is_null(own.column("value"))
-    with_terms = own.filter(pc.invert(plain))
-    values = with_terms.column("value").to_pylist()
-    terms = pa.table([*map(pa.array, _columns(list(map(_parse_terms, values)), 3))], names=_TERMS)
-    by_name = pa.array([value.startswith(_BY_NAME) for value in values], pa.bool_())
-    by_id = pc.invert(by_name)
-    named_asks = with_terms.filter(by_name)
-    nothing = (
-        pa.repeat(pa.scalar(part, field.type), named_asks.num_rows)
-        for part, field in zip(NOTHING, ID_SCHEMA, strict=True)
-    )
-    cancels = own.filter(plain)
-    several = (
-        [*asked_by(cancels).columns, *[pa.nulls(cancels.num_rows)] * len(_TERMS)],
-        [*asked_by(with_terms.filter(by_id)).columns, *terms.filter(by_id).columns],
-        [*nothing, *(named_asks.column(name) for name in ID), *terms.filter(by_name).columns],
-    )
-    return pa.concat_tables([pa.table(columns, names=ASK_SCHEMA.names).cast(ASK_SCHEMA) for columns in several])
+def ask_table(
+    requests: pa.Table,
+    names: pa.Array | None = None,
+    conditions: pa.Array | None = None,
+    dues_ms: pa.ChunkedArray | None = None,
+) -> pa.Table:
+    """Return what each of `requests`, which are messages, asks for, as a table of `ASK_SCHEMA`.
+
+    Args:
+        requests: their keys are the ids that they ask for, unless they ask by `names`.
+        names: for each the name that it asks by (`state.names.named`).
+        conditions: for each the condition on which a message comes with it, one of `CONDITIONS`; null for a cancel.
+        dues_ms: for each when that message is due, epoch ms.
+    """
+    count = requests.num_rows
+    if names is None:
+        asked = asked_by(requests).columns[: len(ID)]
+    else:
+        asked = [pa.repeat(pa.scalar(part, field.type), count) for part, field in zip(NOTHING, ID_SCHEMA, strict=True)]
+    own = [requests.column(name) for name in ID]
+    terms = [pa.nulls(count) if each is None else each for each in (conditions, dues_ms, names)]
+    return pa.table([*asked, *own, *terms], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
 def asked_by(asks: pa.Table) -> pa.Table:
@@ -138,27 +133,17 @@ def asks_of(table: pa.Table) -> list[Ask]:
 
 def replacement_ids(asks: pa.Table) -> Ids:
     """Return the ids of the replacements among `asks`, a table that has the columns of `ASK_SCHEMA`."""
-    own = asks.filter(pc.is_valid(asks.column("condition")))
-    return ids_in(own.select(_ASK_ID).rename_columns(ID))
+    return ids_in(own_ids(asks.filter(pc.is_valid(asks.column("condition")))))
+
+
+def own_ids(asks: pa.Table) -> pa.Table:
+    """Return the own ids of `asks`, a table that has the columns of `ASK_SCHEMA`, as one with the columns `ID`."""
+    return asks.select(_ASK_ID).rename_columns(ID)
 
 
 def replacing(asked: str, condition: str) -> list[tuple[str, bytes]]:
     """Return the headers of a message that replaces the one with the id `asked`."""
     return [(REPLACES_HEADER, asked.encode()), (CONDITION_HEADER, condition.encode())]
-
-
-def terms_of(condition: str, deliver_at_ms: int) -> bytes:
-    """Return what the value of a replacement's ask has until it is answered."""
-    return f"{condition} {deliver_at_ms}".encode()
-
-
-def terms_by_name(name: bytes, deliver_at_ms: int | None) -> bytes:
-    """Return what the value of an ask by a `name` has until it is answered.
-
-    `deliver_at_ms` is when the message is due that has the name now, epoch ms; None for a cancel.
-    """
-    terms = _BY_NAME + name.hex().encode()
-    return terms if deliver_at_ms is None else terms + b" %d" % deliver_at_ms
 
 
 def accepted_replacements(
@@ -299,7 +284,7 @@ def answers_to(asks: pa.Table, reason: Reason, replaces: bool = False) -> pa.Tab
     # The name of such a topic needs no escape.
     texts = pc.binary_join_element_wise('{"id": "', id_texts(asks), '", ' + rest.removeprefix("{"), "")
     if replaces:
-        own = id_texts(asks.select(_ASK_ID).rename_columns(ID))
+        own = id_texts(own_ids(asks))
         texts = pc.binary_join_element_wise(
             pc.binary_slice(texts.cast(pa.binary()), 0, -1).cast(pa.string()),
             ', "replacement": "', own, '", "accepted": true}', "",
@@ -374,16 +359,6 @@ def _answer_table(asks: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Ta
 
 def _text(identity: MessageId) -> str | None:
     return None if identity == NOTHING else "/".join(map(str, identity))
-
-
-def _parse_terms(value: bytes) -> tuple[str | None, int | None, bytes | None]:
-    """Return condition, due time (epoch ms) and name of an ask that is no plain cancel by an id."""
-    first, *rest = value.decode().split()
-    if not value.startswith(_BY_NAME):
-        return first, int(rest[0]), None
-    # What has a name is accepted, whatever becomes of the message before.
-    name = bytes.fromhex(rest[0])
-    return (ALWAYS, int(rest[1]), name) if len(rest) > 1 else (None, None, name)
 
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:

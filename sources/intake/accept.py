@@ -14,21 +14,21 @@ import pyarrow.compute as pc
 from conf.errors import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.settings import MOST_MESSAGE_BYTES
 from sources.intake.admission import refuse_waiting
-from sources.intake.cancels import asked_keys, has_header
+from sources.intake.cancels import Accepted, asked_keys, has_header
 from sources.intake.due_times import due_times
 from sources.intake.envelopes import Envelope, cancels_by_key, check_cancels
 from sources.intake.expiry import check_expiry
 from sources.intake.header_case import REQUEST_HEADERS, check_case, message_headers
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
-from sources.intake.names import ask_keys, asks_by_name, cancel_terms, names_given, names_to_cancel
+from sources.intake.names import ask_keys, asks_in, names_given, names_to_cancel, with_names
 from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Preset, presets_named
-from sources.intake.replacements import check_replacements, with_asks
+from sources.intake.replacements import check_replacements, with_replacements
 from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_marks, with_stubs
-from state.cancel import CANCEL_HEADER
+from state.cancel import ASK_SCHEMA, CANCEL_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
-from state.kinds import DEAD_LETTER, MESSAGE, REQUEST
+from state.kinds import DEAD_LETTER, MESSAGE, REQUEST, requests_in
 from state.message import HEADERS, MESSAGE_SCHEMA
 from state.names import CANCEL_NAME_HEADER, OFF
 
@@ -41,8 +41,8 @@ _MOST_HEADERS = 50_000
 
 def accept(
     records: pa.Table, batch_settings: BatchSettings, clock_ms: int, refusal: Refusal = NONE_REFUSED
-) -> pa.Table:
-    """Return all `records` as messages of `MESSAGE_SCHEMA`, in the same order, and then the asks that come with them.
+) -> Accepted:
+    """Return all `records` as messages, in the same order, and then the requests that come with them.
 
     `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms, and
     `refusal` what the batch refuses. A record that cannot be scheduled is addressed to the dead-letter topic, with
@@ -51,17 +51,16 @@ def accept(
     groups = divided(records, batch_settings)
     tables = [accept_group(own, kind, batch_settings, clock_ms, refusal) for _, own, kind in groups]
     if len(tables) == 1:
-        (accepted,) = tables
+        (table,) = tables
     else:
         rows = np.argsort(np.concatenate([rows for rows, _, _ in groups]))
-        accepted = pa.concat_tables(tables).take(pa.array(rows))
-    messages = accepted.select(MESSAGE_SCHEMA.names)
-    replaced = with_asks(messages, batch_settings, clock_ms)
-    names = one_array(accepted.column(NAME))
-    if names.null_count == len(names):
-        return replaced
-    # A message either replaces what it names by an id, or what has its name: so there is one ask for each.
-    return pa.concat_tables([replaced, asks_by_name(messages, names, batch_settings, clock_ms)])
+        table = pa.concat_tables(tables).take(pa.array(rows))
+    own = requests_in(table)
+    asks = asks_in(own, one_array(own.column(NAME))) if own.num_rows else ASK_SCHEMA.empty_table()
+    accepted = Accepted(table.select(MESSAGE_SCHEMA.names), asks)
+    # A message either replaces what it names by an id, or what has its name: so there is one request for each.
+    accepted = with_replacements(accepted, batch_settings, clock_ms)
+    return with_names(accepted, one_array(table.column(NAME)), batch_settings, clock_ms)
 
 
 class Kind(Enum):
@@ -111,7 +110,7 @@ def accept_group(
 ) -> pa.Table:
     """Accept the `records` of a group that `divided` has returned.
 
-    The columns are those of `MESSAGE_SCHEMA`, and the name of each message that has one.
+    The columns are those of `MESSAGE_SCHEMA`, and the name of each message that has one, or that a request asks by.
     """
     headers = flatten(one_array(records.column("headers")))
     # A record without a timestamp (-1) counts as written when its batch began.
@@ -125,7 +124,7 @@ def accept_group(
     record_keys = one_array(records.column("key"))
     names_read = REQUEST_HEADERS if kind is not Kind.MESSAGES else message_headers(batch_settings, policy, presets)
     check_case(headers, tuple(names_read), rejections)
-    given, terms = pa.nulls(len(timestamps), pa.binary()), pa.nulls(len(timestamps), pa.large_binary())
+    given = pa.nulls(len(timestamps), pa.binary())
     envelope = Envelope(presets, headers, len(timestamps))
     if kind is not Kind.MESSAGES:
         # Whatever else its headers ask for: it is answered at once.
@@ -137,8 +136,8 @@ def accept_group(
             by_key = cancels_by_key(records, presets, batch_settings) & ~has_header(records, CANCEL_NAME_HEADER)
             has_names = policy.names != OFF or any(preset.named for preset in presets)
             check_cancels(presets, headers, by_key, rejections)
-            asked = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
-            terms, asked = cancel_terms(topic, asked), ask_keys(records.column("topic"), asked)
+            given = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
+            asked = ask_keys(records.column("topic"), given)
     else:
         deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
         if policy.expiry_header:
@@ -162,7 +161,8 @@ def accept_group(
     is_rejected = pa.array(kinds == DEAD_LETTER)
     all_headers = one_array(carried.column("headers"))
     if kind is not Kind.MESSAGES:
-        keys, values = pc.if_else(is_rejected, keys, asked), pc.if_else(is_rejected, values, terms)
+        keys = pc.if_else(is_rejected, keys, asked)
+        values = pc.if_else(is_rejected, values, pa.scalar(None, values.type))
     elif envelope.rows_left(is_rejected):
         keys, all_headers = envelope.opened(records, keys, all_headers, is_rejected)
     names = [*names, batch_settings.dead_letter]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -34,13 +36,23 @@ def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
     return has_it
 
 
-def ask_rows(
-    messages: pa.Table, keys: pa.Array, terms: pa.Array, batch_settings: BatchSettings, clock_ms: int
-) -> pa.Table:
-    """Return the asks that come with accepted `messages`, as messages with the same ids.
+class Accepted(NamedTuple):
+    """Accepted records.
 
-    `keys` and `terms` are their keys and their values until they are answered, as binary.
+    - `messages`: rows of `MESSAGE_SCHEMA`
+    - `asks`: what the requests among them ask for (`ASK_SCHEMA`)
     """
+
+    messages: pa.Table
+    asks: pa.Table
+
+    def with_requests(self, requests: pa.Table, asks: pa.Table) -> Accepted:
+        """Return these and behind them `requests`, as messages, which ask for `asks`."""
+        return Accepted(pa.concat_tables([self.messages, requests]), pa.concat_tables([self.asks, asks]))
+
+
+def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Return the requests that come with accepted `messages`, as messages with the same ids and `keys` (binary)."""
     dues = messages.column("deliver_at_ms").to_numpy()
     at_once = np.minimum(messages.column("timestamp_ms").to_numpy(), clock_ms)
     # Both have the same id, and no two messages may have the same order key.
@@ -54,7 +66,7 @@ def ask_rows(
         "output_topic": pa.array([batch_settings.results] * count, pa.string()),
         "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
         "key": keys,
-        "value": terms.cast(pa.large_binary()),
+        "value": pa.nulls(count),
     }
     return pa.table(columns).cast(MESSAGE_SCHEMA)
 

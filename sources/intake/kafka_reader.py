@@ -12,7 +12,6 @@ from sources.intake.accept import accept
 from sources.intake.grouping import Grouping
 from sources.intake.stubs import COLUMNS
 from sources.intake.taken import left_to_batch
-from state.cancel import asks_in
 from state.checkpoint.batch_settings import RunningBatch
 from state.checkpoint.origin import Offsets
 from state.message import encode_chunk, split_by_bytes
@@ -110,13 +109,12 @@ def accepting(
         for read in batches:
             records = left_to_batch(pa.Table.from_batches([read]), batch.taken)
             if records.num_rows:
-                messages = accept(records, batch.settings, batch.clock_ms, batch.refusal)
-                for key, own, filling in grouping.divide(messages):
+                accepted = accept(records, batch.settings, batch.clock_ms, batch.refusal)
+                for key, own, filling in grouping.divide(accepted.messages):
                     chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
                     yield _rows(key, [*chunks, *[None] * filling])
-                asks = asks_in(messages)
-                if asks.num_rows:
-                    chunks = [encode_chunk(piece) for piece in split_by_bytes(asks, _CHUNK_BYTES)]
+                if accepted.asks.num_rows:
+                    chunks = [encode_chunk(piece) for piece in split_by_bytes(accepted.asks, _CHUNK_BYTES)]
                     for key in batch.settings.shard_keys:
                         yield _rows(key, chunks)
 

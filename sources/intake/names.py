@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadName, Rejected
-from sources.intake.cancels import ask_rows
+from sources.intake.cancels import Accepted, request_rows
 from sources.intake.header_columns import Headers, Rejections, only
 from sources.intake.presets import name_messages
-from state.cancel import REPLACES_HEADER, terms_by_name
+from state.cancel import ALWAYS, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import is_message
 from state.names import CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
@@ -71,15 +71,27 @@ def names_to_cancel(
     return names
 
 
-def asks_by_name(messages: pa.Table, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return an ask for each of the accepted `messages` that has one of `names`: for what has it already."""
+def asks_in(requests: pa.Table, names: pa.Array) -> pa.Table:
+    """Return what `requests` for a cancel ask for (`ASK_SCHEMA`). Those that ask by a name have one of `names`."""
+    by_name = pc.is_valid(names)
+    by_id, own = requests.filter(pc.invert(by_name)), requests.filter(by_name)
+    return pa.concat_tables([ask_table(by_id), ask_table(own, _hashes(own.column("topic"), names.filter(by_name)))])
+
+
+def with_names(accepted: Accepted, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
+    """Return what is `accepted`, and behind it a request for each message that has one of `names`.
+
+    It is for the message that has the name already.
+    """
+    messages = accepted.messages.slice(0, len(names))
     rows = np.flatnonzero(np.asarray(pc.is_valid(names)) & is_message(messages))
-    own, keys = messages.take(pa.array(rows)), names.take(pa.array(rows))
-    triples = zip(
-        *(column.to_pylist() for column in (own.column("topic"), keys, own.column("deliver_at_ms"))), strict=True
-    )
-    terms = [terms_by_name(named(topic, name), due) for topic, name, due in triples]
-    return ask_rows(own, ask_keys(own.column("topic"), keys), pa.array(terms, pa.binary()), batch_settings, clock_ms)
+    if not len(rows):
+        return accepted
+    own, given = messages.take(pa.array(rows)), names.take(pa.array(rows))
+    requests = request_rows(own, ask_keys(own.column("topic"), given), batch_settings, clock_ms)
+    always = pa.repeat(ALWAYS, len(rows))
+    asks = ask_table(requests, _hashes(own.column("topic"), given), always, own.column("deliver_at_ms"))
+    return accepted.with_requests(requests, asks)
 
 
 def ask_keys(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
@@ -90,16 +102,14 @@ def ask_keys(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
     is_long = np.asarray(pc.greater(pc.binary_length(names), MOST_NAME_BYTES).fill_null(False))
     if not is_long.any():
         return names
-    rows = np.flatnonzero(is_long)
-    pairs = zip(topics.take(pa.array(rows)).to_pylist(), names.take(pa.array(rows)).to_pylist(), strict=True)
-    short = pa.array([named(topic, name).hex().encode() for topic, name in pairs], names.type)
-    return pc.replace_with_mask(names, pa.array(is_long), short)
+    rows = pa.array(np.flatnonzero(is_long))
+    short = [name.hex().encode() for name in _hashes(topics.take(rows), names.take(rows)).to_pylist()]
+    return pc.replace_with_mask(names, pa.array(is_long), pa.array(short, names.type))
 
 
-def cancel_terms(topic: str, names: pa.Array) -> pa.Array:
-    """Return the values of asks by `names` on an input topic, until they are answered."""
-    terms = [None if name is None else terms_by_name(named(topic, name), None) for name in names.to_pylist()]
-    return pa.array(terms, pa.large_binary())
+def _hashes(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
+    """Return what stands for each of `names` on its input topic."""
+    return pa.array(map(named, topics.to_pylist(), names.to_pylist()), pa.binary())
 
 
 def _in_header(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadReplaces, quoted
-from sources.intake.cancels import ask_rows, has_header, ids_named
+from sources.intake.cancels import Accepted, has_header, ids_named, request_rows
 from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only, without_headers
-from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, terms_of
+from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
 from state.kinds import is_message
@@ -34,31 +34,29 @@ def check_replacements(headers: Headers, records: pa.Table, rejections: Rejectio
     )
 
 
-def with_asks(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return accepted `messages`, and after them an ask for each that replaces another.
+def with_replacements(accepted: Accepted, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
+    """Return what is `accepted`, and behind it a request for each message that replaces another.
 
     What is delivered has the headers no more that ask for this, and say who does: whoever publishes it again means no
     second replacement, and an operator's name is for the answer alone.
     """
+    messages = accepted.messages
     # An ask for a cancel is none, whatever else its headers say.
     replacing = has_header(messages, REPLACES_HEADER) & is_message(messages)
     if not replacing.any():
-        return messages
+        return accepted
     rows = np.flatnonzero(replacing)
     own = messages.take(pa.array(rows))
     all_headers = one_array(messages.column("headers").cast(HEADERS))
     names = (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER)
     cleaned = without_headers(all_headers, rows, names)
     left = messages.set_column(messages.schema.get_field_index("headers"), "headers", cleaned)
-    return pa.concat_tables([left, _asks(own, batch_settings, clock_ms)])
-
-
-def _asks(replacements: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    headers = flatten(one_array(replacements.column("headers").cast(HEADERS)))
-    count, none = replacements.num_rows, Rejections()
-    keys = ids_named(headers, REPLACES_HEADER, BadReplaces, count, none)
-    terms = map(terms_of, _conditions(headers, count, none), replacements.column("deliver_at_ms").to_pylist())
-    return ask_rows(replacements, keys, pa.array(list(terms), pa.binary()), batch_settings, clock_ms)
+    headers, none = flatten(one_array(own.column("headers").cast(HEADERS))), Rejections()
+    keys = ids_named(headers, REPLACES_HEADER, BadReplaces, own.num_rows, none)
+    conditions = pa.array(_conditions(headers, own.num_rows, none), pa.string())
+    requests = request_rows(own, keys, batch_settings, clock_ms)
+    asks = ask_table(requests, conditions=conditions, dues_ms=own.column("deliver_at_ms"))
+    return accepted._replace(messages=left).with_requests(requests, asks)
 
 
 def _conditions(headers: Headers, count: int, rejections: Rejections) -> list[str]:

@@ -23,7 +23,7 @@ def refusals(
     A batch refuses what it cannot schedule, and a release process what could only be delivered after it has expired.
     """
     # After the messages come the asks of those that replace others.
-    accepted = accept(_table(records), batch_settings, clock_ms).slice(0, len(records))
+    accepted = accept(_table(records), batch_settings, clock_ms).messages.slice(0, len(records))
     errors: list[str | None] = accepted.column("error_text").to_pylist()
     (batch,) = accepted.combine_chunks().to_batches()
     rows = np.flatnonzero(expiry.doubted(batch, clock_ms))

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 
 from conf.setting_types import HOUR
 from sources.intake.accept import accept
+from sources.intake.cancels import Accepted
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
-from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_in, asks_of, without_cancelled
+from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_of, own_ids, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
-from state.kinds import is_ask
+from state.kinds import is_ask, requests_in
 from state.message_ids import ID, among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
 from state.reasons import Reason
@@ -59,11 +60,11 @@ class Rest:
         """
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for messages, rest in self._read(batches):
+            for accepted, rest in self._read(batches):
                 # All asks: that of a message which is left may be handed over.
-                asks = asks_in(messages)
+                asks = accepted.asks
                 own = asks.filter(pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition"))))
-                ids = own.select([f"ask_{name}" for name in ID]).rename_columns(ID)
+                ids = own_ids(own)
                 left = ids_in(rest.filter(pa.array(~is_ask(rest))))
                 due, buckets = own.column("deliver_at_ms"), pa.repeat(pa.scalar(bucket), own.num_rows)
                 columns = [own.column("name"), *ids.columns, due, due, buckets, pa.array(among(ids, left))]
@@ -73,20 +74,21 @@ class Rest:
 
     def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
         """Yield messages that are left, with the asks among them, and which replacements are refused."""
-        for _, rest in self._read(batches):
-            asks = asks_in(rest)
+        for accepted, rest in self._read(batches):
+            asks = accepted.asks.filter(pa.array(among(own_ids(accepted.asks), ids_in(requests_in(rest)))))
             refused = _refused(asks, self.cancelled)
             yield without_cancelled(rest, ids_of(refused)), asks, refused
 
-    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield all messages of the records, with the asks that come with them, and those that are left."""
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Accepted, pa.Table]]:
+        """Yield what the records are accepted as, and the messages that are left of it."""
         for batch in batches:
             if batch.num_rows:
                 records = pa.Table.from_batches([batch])
-                messages = accept(records, self.batch_settings, self.now_ms)
+                accepted = accept(records, self.batch_settings, self.now_ms)
+                messages = accepted.messages
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
                 stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
-                yield messages, messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
+                yield accepted, messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
 
     def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
         """Return which of `messages`, accepted from `records`, the lost job has handed over."""
@@ -104,7 +106,7 @@ class Rest:
         """
         lost_ms = self.handed_over.newest.previous_clock_ms
         # The asks that come with the records are behind the messages.
-        lost = accept(records, self.batch_settings, lost_ms).slice(0, records.num_rows)
+        lost = accept(records, self.batch_settings, lost_ms).messages.slice(0, records.num_rows)
         asks = messages.slice(records.num_rows)
         lost = pa.concat_tables([lost, _due_at(asks, np.minimum(_dues(asks), lost_ms))]).combine_chunks()
         dues, topics = _dues(lost).copy(), lost.column("topic")

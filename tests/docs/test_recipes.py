@@ -83,7 +83,9 @@ def _all_accepted(record: Any) -> list[dict[str, Any]]:
         "timestamp_ms": record.timestamp,
     }
     batch_settings = some_batch_settings(allowed_outputs=("orders",), partitions=PARTITIONS | {"delayline-results": 1})
-    accepted: list[dict[str, Any]] = accept(pa.table(records([row])), batch_settings, record.timestamp).to_pylist()
+    accepted: list[dict[str, Any]] = accept(
+        pa.table(records([row])), batch_settings, record.timestamp
+    ).messages.to_pylist()
     return accepted
 
 

@@ -21,7 +21,7 @@ BATCH_SETTINGS = some_batch_settings(allowed_outputs=("orders", "new-*"), max_me
 
 def accept_one(*pairs: tuple[str, bytes | None], **record: Any) -> dict[str, Any]:
     table = records([{"timestamp_ms": WRITTEN_MS, "headers": headers(*pairs), **record}])
-    row: dict[str, Any] = accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist()[0]
+    row: dict[str, Any] = accept(table, BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()[0]
     return row
 
 
@@ -133,7 +133,7 @@ def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
 def test_one_bad_record_does_not_affect_the_others() -> None:
     good = {"headers": headers(("deliver-after", b"10s")), "timestamp_ms": WRITTEN_MS}
     bad = {"headers": headers(("deliver-after", b"ten")), "timestamp_ms": WRITTEN_MS}
-    accepted = accept(records([good, bad, good]), BATCH_SETTINGS, CLOCK_MS)
+    accepted = accept(records([good, bad, good]), BATCH_SETTINGS, CLOCK_MS).messages
     assert accepted.column("error_code").to_pylist() == [None, "bad-deliver-after", None]
     assert accepted.column("deliver_at_ms").to_pylist() == [
         WRITTEN_MS + 10_000,
@@ -212,8 +212,10 @@ def test_null_and_empty_headers_stay_distinct() -> None:
 def test_the_header_names_come_from_the_settings() -> None:
     batch_settings = some_batch_settings(headers=HeaderSettings(deliver_after="x-delay"))
     row = {"headers": headers(("deliver-after", b"1s"), ("x-delay", b"2s")), "timestamp_ms": WRITTEN_MS}
-    assert accept(records([row]), batch_settings, CLOCK_MS).column("deliver_at_ms").to_pylist() == [WRITTEN_MS + 2000]
+    assert accept(records([row]), batch_settings, CLOCK_MS).messages.column("deliver_at_ms").to_pylist() == [
+        WRITTEN_MS + 2000
+    ]
 
 
 def test_no_records_give_no_messages() -> None:
-    assert accept(records([]), BATCH_SETTINGS, CLOCK_MS) == MESSAGE_SCHEMA.empty_table()
+    assert accept(records([]), BATCH_SETTINGS, CLOCK_MS).messages == MESSAGE_SCHEMA.empty_table()

@@ -49,17 +49,19 @@ ROWS = st.lists(ROW, max_size=20)
 @given(ROWS)
 @settings(max_examples=100)
 def test_a_table_gives_the_same_messages_as_its_records_one_by_one(rows: list[dict[str, Any]]) -> None:
-    whole = accept(records(rows), BATCH_SETTINGS, CLOCK_MS)
-    assert whole.to_pylist() == [accept(records([row]), BATCH_SETTINGS, CLOCK_MS).to_pylist()[0] for row in rows]
+    whole = accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages
+    assert whole.to_pylist() == [
+        accept(records([row]), BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()[0] for row in rows
+    ]
 
 
 @given(ROWS)
 @settings(max_examples=50)
 def test_no_record_is_lost_or_moved_and_a_replay_gives_the_same(rows: list[dict[str, Any]]) -> None:
-    accepted = accept(records(rows), BATCH_SETTINGS, CLOCK_MS)
+    accepted = accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages
     input_columns = ["key", "value", "headers", "topic", "partition", "offset"]
     assert accepted.select(input_columns).to_pylist() == records(rows).select(input_columns).to_pylist()
-    assert accepted == accept(records(rows), BATCH_SETTINGS, CLOCK_MS)
+    assert accepted == accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages
 
 
 @given(ROWS, st.data())
@@ -69,10 +71,13 @@ def test_slices_and_chunked_tables_give_the_messages_of_their_rows(
 ) -> None:
     start, length, middle = (data.draw(st.integers(0, len(rows))) for _ in range(3))
     table = records(rows)
-    expected = accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist()
-    assert accept(table.slice(start, length), BATCH_SETTINGS, CLOCK_MS).to_pylist() == expected[start : start + length]
+    expected = accept(table, BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()
+    assert (
+        accept(table.slice(start, length), BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()
+        == expected[start : start + length]
+    )
     chunked = pa.concat_tables([table.slice(0, middle), table.slice(middle)])
-    assert accept(chunked, BATCH_SETTINGS, CLOCK_MS).to_pylist() == expected
+    assert accept(chunked, BATCH_SETTINGS, CLOCK_MS).messages.to_pylist() == expected
 
 
 def test_values_under_a_null_list_of_headers_are_not_read() -> None:
@@ -82,5 +87,5 @@ def test_values_under_a_null_list_of_headers_are_not_read() -> None:
     )
     table = records([{"offset": offset, "timestamp_ms": CLOCK_MS} for offset in range(3)])
     table = table.set_column(RECORD_SCHEMA.get_field_index("headers"), "headers", hidden)
-    dues = accept(table, BATCH_SETTINGS, CLOCK_MS).column("deliver_at_ms").to_pylist()
+    dues = accept(table, BATCH_SETTINGS, CLOCK_MS).messages.column("deliver_at_ms").to_pylist()
     assert dues == [CLOCK_MS + 1000, CLOCK_MS, CLOCK_MS]

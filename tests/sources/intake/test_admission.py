@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sources.intake.accept import accept
-from state.cancel import asks_in
 from state.checkpoint.batch_settings import DelayPolicy, Refusal
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -19,7 +18,7 @@ def refused(*rows: tuple[str, int, int, bytes]) -> list[bool]:
         for topic, partition, offset, delay in rows
     )  # fmt: skip
     settings = some_batch_settings(policy=DelayPolicy(most_waiting=5))
-    messages = accept(table, settings, CLOCK_MS, REFUSAL).to_pylist()
+    messages = accept(table, settings, CLOCK_MS, REFUSAL).messages.to_pylist()
     found = [message["error_code"] == "too-many-waiting" for message in messages]
     assert all(
         message["error_code"] is None for message, is_refused in zip(messages, found, strict=True) if not is_refused
@@ -45,7 +44,7 @@ def test_a_refused_replacement_leaves_what_it_would_replace() -> None:
     partitions = PARTITIONS | {"delayline-results": 1}
     policy = DelayPolicy(most_waiting=5)
     settings = some_batch_settings(policy=policy, partitions=partitions, results="delayline-results")
-    (message,) = accept(records([row]), settings, CLOCK_MS, REFUSAL).to_pylist()
+    (message,) = accept(records([row]), settings, CLOCK_MS, REFUSAL).messages.to_pylist()
     assert message["error_code"] == "too-many-waiting"
-    assert asks_in(accept(records([row]), settings, CLOCK_MS, REFUSAL)).num_rows == 0
-    assert asks_in(accept(records([row]), settings, CLOCK_MS)).num_rows == 1
+    assert accept(records([row]), settings, CLOCK_MS, REFUSAL).asks.num_rows == 0
+    assert accept(records([row]), settings, CLOCK_MS).asks.num_rows == 1

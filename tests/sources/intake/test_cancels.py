@@ -9,8 +9,8 @@ import pytest
 
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
-from state.cancel import Ask, answer, answered, answers_of, answers_to, asks_in, asks_of
-from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST
+from state.cancel import Ask, answer, answered, answers_of, answers_to, ask_table, asks_of
+from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST, requests_in
 from state.message_ids import parse_id
 from state.reasons import Reason
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
@@ -22,7 +22,7 @@ RESULTS = BATCH_SETTINGS.results
 
 def accepted(*rows: dict[str, Any]) -> list[dict[str, Any]]:
     table = records({"timestamp_ms": CLOCK_MS - 1_000, "offset": at, **row} for at, row in enumerate(rows))
-    found: list[dict[str, Any]] = accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist()
+    found: list[dict[str, Any]] = accept(table, BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()
     return found
 
 
@@ -82,7 +82,7 @@ def test_ids_are_read_in_each_form_and_kept_in_one() -> None:
     assert [row["key"] for row in rows[: len(given)]] == kept
     assert {row["error_code"] for row in rows[len(given) :]} == {"bad-cancel"}
     table = messages({"offset": at, "kind": REQUEST, "key": key, "value": None} for at, key in enumerate(kept))
-    assert [each.asked for each in asks_of(asks_in(table))] == [parse_id(key.decode()) for key in kept]
+    assert [each.asked for each in asks_of(ask_table(table))] == [parse_id(key.decode()) for key in kept]
 
 
 def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
@@ -93,7 +93,7 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
             {"offset": 3, "key": b"k", "error_code": "bad-cancel"},
         ]
     )
-    asks = asks_in(table)
+    asks = ask_table(requests_in(table))
     (found,) = asks_of(asks)
     assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
     filled = answered(table, answers_of({found.id: answer(found, Reason.RELEASED)}))
@@ -110,7 +110,7 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_the_same_answer_to_many_asks_is_that_to_each(reason: Reason) -> None:
     rows = [{"offset": at, "kind": REQUEST, "key": b"in/3/%d" % (at * 7), "value": None} for at in range(3)]
-    asks = asks_in(messages(rows))
+    asks = ask_table(messages(rows))
     many = answers_to(asks, reason)
     single = answers_of({ask.id: answer(ask, reason) for ask in asks_of(asks)})
     assert many.drop_columns("key").to_pylist() == single.drop_columns("key").to_pylist()

@@ -39,7 +39,7 @@ def accepted(preset: str, row: dict[str, Any]) -> pa.Table:
         partitions=PARTITIONS | dict.fromkeys(_RETRIES, 3),
     )
     # As if it were read at once.
-    return accept(records([row]), settings, row["timestamp_ms"])
+    return accept(records([row]), settings, row["timestamp_ms"]).messages
 
 
 @pytest.mark.parametrize("row", captured("spring-kafka"))

@@ -14,7 +14,7 @@ import pytest
 
 from sources.intake.accept import accept
 from sources.intake.partitioner import partitions_for
-from state.cancel import ALWAYS, Ask, asks_in, asks_of
+from state.cancel import ALWAYS, Ask, asks_of
 from state.names import named
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -52,7 +52,7 @@ def accepted(preset: str, *rows: dict[str, Any], **changes: Any) -> tuple[list[d
         **changes,
     )
     found = accept(table, settings, CLOCK_MS)
-    return found.to_pylist(), asks_of(asks_in(found))
+    return found.messages.to_pylist(), asks_of(found.asks)
 
 
 def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:

@@ -36,7 +36,7 @@ def batch_settings(**changes: Any) -> BatchSettings:
 
 def accepted(settings: BatchSettings, *pairs: tuple[str, bytes | None], **record: Any) -> dict[str, Any]:
     row = {"timestamp_ms": CLOCK_MS, "key": b"k", "headers": headers(*pairs)} | record
-    only: dict[str, Any] = accept(records([row]), settings, CLOCK_MS).to_pylist()[0]
+    only: dict[str, Any] = accept(records([row]), settings, CLOCK_MS).messages.to_pylist()[0]
     return only
 
 
@@ -115,5 +115,5 @@ def test_thousands_of_cases_of_one_name_are_refused_in_linear_time() -> None:
     pairs = [(each, b"10s") for each in sorted({*written} - {name})]
     rows = [{"timestamp_ms": CLOCK_MS, "headers": headers(*pairs), "offset": offset} for offset in range(20)]
     # With a search for each name it takes minutes, and the limit of a test's time ends it.
-    codes = accept(records(rows), batch_settings(max_message_bytes=2**24), CLOCK_MS).column("error_code")
+    codes = accept(records(rows), batch_settings(max_message_bytes=2**24), CLOCK_MS).messages.column("error_code")
     assert codes.unique().to_pylist() == ["header-case"]

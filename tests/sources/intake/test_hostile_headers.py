@@ -13,9 +13,9 @@ from conf.errors import MOST_TEXT_BYTES
 from conf.settings import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import Preset, presets_named
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_in, asks_of
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_of
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
-from state.kinds import DEAD_LETTER, REQUEST, kinds_of
+from state.kinds import DEAD_LETTER, REQUEST, kinds_of, requests_in
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
 from state.names import CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, NAME_HEADER, OFF
 from state.stub import STUB_HEADER
@@ -134,17 +134,19 @@ def _ids(table: pa.Table) -> list[tuple[Any, ...]]:
 def test_each_record_becomes_one_message_ask_or_dead_letter(
     rows: list[dict[str, Any]], batch_settings: BatchSettings
 ) -> None:
-    accepted = accept(records(rows), batch_settings, CLOCK_MS)
+    accepted, asks = accept(records(rows), batch_settings, CLOCK_MS)
     own, more = accepted.slice(0, len(rows)), accepted.slice(len(rows))
     assert _ids(own) == [(row["topic"], row["partition"], row["offset"]) for row in rows]
     # Beside them, asks of messages that replace others: one of each at the most.
     assert set(kinds_of(more)) <= {REQUEST}
     assert len(set(_ids(more))) == more.num_rows
-    assert len(asks_of(asks_in(accepted))) == (kinds_of(accepted) == REQUEST).sum()
+    requests = requests_in(accepted)
+    assert requests.column("value").null_count == requests.num_rows
+    assert sorted(ask.id for ask in asks_of(asks)) == sorted(_ids(requests))
     for row in accepted.to_pylist():
         _check(row, batch_settings)
     # A record is treated as if it had come alone.
-    alone = accept(records(rows[:1]), batch_settings, CLOCK_MS)
+    alone = accept(records(rows[:1]), batch_settings, CLOCK_MS).messages
     assert alone.to_pylist()[0] == own.to_pylist()[0]
 
 
@@ -172,5 +174,5 @@ def test_a_header_of_600_kb_and_more_is_read_in_linear_time(name: str, value: by
     table = records([{"timestamp_ms": CLOCK_MS}])
     table = table.set_column(table.schema.get_field_index("headers"), "headers", long)
     # A search that is quadratic takes an hour, and the limit of a test's time ends it.
-    for row in accept(table, batch_settings, CLOCK_MS).to_pylist():
+    for row in accept(table, batch_settings, CLOCK_MS).messages.to_pylist():
         _check(row, batch_settings)

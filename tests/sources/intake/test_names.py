@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sources.intake.accept import accept
-from state.cancel import ALWAYS, NOTHING, Ask, asks_in, asks_of
+from state.cancel import ALWAYS, NOTHING, Ask, asks_of
 from state.checkpoint.batch_settings import DelayPolicy
 from state.names import named
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
@@ -24,7 +24,7 @@ def accepted(*rows: dict[str, Any], names: str = "header", **changes: Any) -> tu
     table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
     own = {"policies": {TOPIC: DelayPolicy(names=names)}} | changes
     found = accept(table, some_batch_settings(partitions=WITH_RESULTS, **own), CLOCK_MS)
-    return found.to_pylist(), asks_of(asks_in(found))
+    return found.messages.to_pylist(), asks_of(found.asks)
 
 
 def test_a_message_with_a_name_is_itself_and_an_ask_for_what_has_the_name() -> None:

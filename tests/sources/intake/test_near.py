@@ -65,7 +65,7 @@ def test_a_forwarder_takes_just_the_plain_messages_that_a_batch_would_hand_over_
     table = records(numbered(rows))
     near = accept_near(table, BATCH_SETTINGS, CLOCK_MS, CLOCK_MS + HORIZON_MS)
     by_record: dict[int, list[dict[str, Any]]] = {}
-    for message in accept(table, BATCH_SETTINGS, CLOCK_MS).to_pylist():
+    for message in accept(table, BATCH_SETTINGS, CLOCK_MS).messages.to_pylist():
         by_record.setdefault(message["offset"], []).append(message)
     expected, urgent = [], False
     for messages in by_record.values():

@@ -23,7 +23,7 @@ def accepted(
 ) -> tuple[str | None, int]:
     settings = some_batch_settings(policies={"delayline-in": policy})
     table = records([{"timestamp_ms": timestamp_ms, "headers": headers(*pairs)}])
-    row: dict[str, Any] = accept(table, settings, CLOCK_MS).to_pylist()[0]
+    row: dict[str, Any] = accept(table, settings, CLOCK_MS).messages.to_pylist()[0]
     return row["error_code"], row["deliver_at_ms"]
 
 
@@ -101,7 +101,7 @@ def test_a_topics_policies_go_over_those_of_all_topics() -> None:
     assert batch_settings.policy == DelayPolicy(default_ms=MINUTE, most_ms=HOUR, names="off")
     assert batch_settings.policies == {"b.c": DelayPolicy(2 * MINUTE, None, HOUR, clamps=True, names="off")}
     rows = [{"topic": topic, "timestamp_ms": WRITTEN_MS} for topic in ("a", "b.c", "a")]
-    due_ms = accept(records(rows), batch_settings, CLOCK_MS).column("deliver_at_ms").to_pylist()
+    due_ms = accept(records(rows), batch_settings, CLOCK_MS).messages.column("deliver_at_ms").to_pylist()
     assert due_ms == [WRITTEN_MS + MINUTE, WRITTEN_MS + 2 * MINUTE, WRITTEN_MS + MINUTE]
 
 

@@ -22,7 +22,7 @@ DUE_MS = 1_798_135_200_000
 def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayline-in") -> dict[str, Any]:
     settings = some_batch_settings(presets={"delayline-in": tuple(preset.split(","))}, allowed_outputs=("orders",))
     table = records([{"timestamp_ms": WRITTEN_MS, "topic": topic, "headers": headers(*pairs)}])
-    row: dict[str, Any] = accept(table, settings, CLOCK_MS).to_pylist()[0]
+    row: dict[str, Any] = accept(table, settings, CLOCK_MS).messages.to_pylist()[0]
     return row
 
 
@@ -194,5 +194,5 @@ def test_a_table_gives_the_same_messages_as_its_records_one_by_one(rows: list[tu
         {"topic": topic, "offset": offset, "timestamp_ms": WRITTEN_MS, "headers": headers(*pairs)}
         for offset, (topic, pairs) in enumerate(rows)
     ]
-    whole = accept(records(each), settings, CLOCK_MS)
-    assert whole.to_pylist() == [accept(records([row]), settings, CLOCK_MS).to_pylist()[0] for row in each]
+    whole = accept(records(each), settings, CLOCK_MS).messages
+    assert whole.to_pylist() == [accept(records([row]), settings, CLOCK_MS).messages.to_pylist()[0] for row in each]

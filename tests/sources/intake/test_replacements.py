@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sources.intake.accept import accept
-from state.cancel import ALWAYS, WAITING, Ask, asks_in, asks_of
+from state.cancel import ALWAYS, WAITING, Ask, asks_of
 from state.checkpoint.batch_settings import DelayPolicy
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -24,7 +24,7 @@ REPLACES, DELAY = ("delayline-replaces", b"in/0/7"), ("deliver-after", b"5s")
 def accepted(*rows: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
     table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
     settings = some_batch_settings(partitions=BATCH_SETTINGS.partitions, **changes)
-    found: list[dict[str, Any]] = accept(table, settings, CLOCK_MS).to_pylist()
+    found: list[dict[str, Any]] = accept(table, settings, CLOCK_MS).messages.to_pylist()
     return found
 
 
@@ -44,10 +44,10 @@ def test_a_replacement_is_a_message_without_the_headers_and_an_ask_with_all_of_t
 
 def test_the_condition_is_waiting_by_default_and_asks_carry_it_with_the_due_time() -> None:
     rows = [{"headers": headers(REPLACES, DELAY)}, {"headers": headers(REPLACES, DELAY, ("delayline-if", b" always "))}]
-    table = accept(records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows)),
-                   BATCH_SETTINGS, CLOCK_MS)  # fmt: skip
+    asks = accept(records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows)),
+                   BATCH_SETTINGS, CLOCK_MS).asks  # fmt: skip
     due = WRITTEN_MS + 5_000
-    assert asks_of(asks_in(table)) == [
+    assert asks_of(asks) == [
         Ask(("delayline-in", 0, 0), ("in", 0, 7), WAITING, due),
         Ask(("delayline-in", 0, 1), ("in", 0, 7), ALWAYS, due),
     ]
@@ -71,7 +71,7 @@ def test_tens_of_thousands_of_headers_of_a_replacement_stay_in_arrow() -> None:
     table = records([{"timestamp_ms": WRITTEN_MS, "headers": many} for _ in range(5)])
     tracemalloc.start()
     try:
-        messages = accept(table, BATCH_SETTINGS, CLOCK_MS)
+        messages = accept(table, BATCH_SETTINGS, CLOCK_MS).messages
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

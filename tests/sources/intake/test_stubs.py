@@ -29,7 +29,7 @@ BATCH_SETTINGS = some_batch_settings(
 
 
 def accept_one(**record: Any) -> dict[str, Any]:
-    row: dict[str, Any] = accept(records([record]), BATCH_SETTINGS, CLOCK_MS).to_pylist()[0]
+    row: dict[str, Any] = accept(records([record]), BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()[0]
     return row
 
 
@@ -76,7 +76,7 @@ def test_a_stub_keeps_short_headers_and_a_short_key_and_the_partition_of_that() 
 def test_more_headers_than_subscribers_can_read_make_a_stub(count: int, code: str | None) -> None:
     batch_settings = some_batch_settings(max_message_bytes=10_000_000)
     table = records([{"headers": headers(*[("h", b"")] * count)}])
-    (message,) = accept(table, batch_settings, CLOCK_MS).to_pylist()
+    (message,) = accept(table, batch_settings, CLOCK_MS).messages.to_pylist()
     assert (message["error_code"], len(message["headers"]) == count) == (code, code is None)
 
 
@@ -90,7 +90,7 @@ def test_what_the_reader_has_left_out_becomes_a_stub_with_what_it_says() -> None
 def test_settings_without_limits_still_carry_no_more_than_the_ready_log_does() -> None:
     unlimited = some_batch_settings(max_message_bytes=2**63 - 1, dead_letter_bytes=2**63 - 1)
     table = records([{"value": None, "value_bytes": MOST_MESSAGE_BYTES + 1, "value_sha256": "ab"}, {"value": b"v"}])
-    assert accept(table, unlimited, CLOCK_MS).column("error_code").to_pylist() == ["message-too-large", None]
+    assert accept(table, unlimited, CLOCK_MS).messages.column("error_code").to_pylist() == ["message-too-large", None]
 
 
 def test_none_of_many_repeated_headers_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_none_of_many_repeated_headers_is_parsed(monkeypatch: pytest.MonkeyPatch
         {"headers": headers(*((name, b"%d" % number) for number in range(500)))}
         for name in ("deliver-after", "deliver-to")
     ]
-    assert accept(records(rows), BATCH_SETTINGS, CLOCK_MS).column("error_code").to_pylist() == [
+    assert accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages.column("error_code").to_pylist() == [
         "two-delays",
         "bad-deliver-to",
     ]
@@ -122,7 +122,7 @@ def test_no_header_of_its_publisher_makes_a_stub_of_a_whole_dead_letter(
     given = headers(first, last)
     others: list[dict[str, Any]] = [{"value": None, "headers": None}, {"value": None, "headers": headers(last, BAD)}]
     table = records([*others, {"key": b"k", "value": value, "headers": given}])
-    accepted = accept(table, BATCH_SETTINGS, CLOCK_MS)
+    accepted = accept(table, BATCH_SETTINGS, CLOCK_MS).messages
     found = accepted.column("headers").to_pylist()
     assert found == [None, others[1]["headers"], [*given, *headers((STUB_HEADER, None))] if is_marked else given]
     if first == BAD:
@@ -185,7 +185,7 @@ def seems_a_stub(row: dict[str, Any]) -> bool:
 def test_whatever_the_records_are_each_comes_out_whole_or_as_a_stub_with_a_short_error(
     rows: list[dict[str, Any]],
 ) -> None:
-    accepted = accept(records(rows), BATCH_SETTINGS, CLOCK_MS).to_pylist()
+    accepted = accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages.to_pylist()
     assert len(accepted) == len(rows)
     for row, message in zip(rows, accepted, strict=True):
         is_dead = message["error_code"] is not None

@@ -27,10 +27,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sources.intake.accept import accept
+from sources.intake.cancels import Accepted
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
-from state.cancel import MessageId, Undecided, answered, asks_in, without_cancelled
+from state.cancel import MessageId, Undecided, answered, without_cancelled
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
@@ -156,7 +157,7 @@ class Service:
         for each in due:
             del self.ready[each]
 
-    def batch(self, span: BatchSpan, clock_ms: int, arrivals: pa.Table, step: Step) -> dict[MessageId, Answer]:
+    def batch(self, span: BatchSpan, clock_ms: int, arrivals: Accepted, step: Step) -> dict[MessageId, Answer]:
         """Run a batch, perhaps twice, and return what is answered."""
         output, self.buckets = self._state_stage(span, clock_ms, arrivals, step.overflows)
         decision = self._decide(output, span, clock_ms)
@@ -189,14 +190,13 @@ class Service:
         return self.desk.decide(frame, rows, span, clock_ms)
 
     def _state_stage(
-        self, span: BatchSpan, clock_ms: int, arrivals: pa.Table, overflows: bool
+        self, span: BatchSpan, clock_ms: int, arrivals: Accepted, overflows: bool
     ) -> tuple[pa.Table, list[bytes | None]]:
         running = RunningBatch(span.batch_id, BATCH_SETTINGS, 2, 100, clock_ms)
-        asks = asks_in(arrivals)
         own: dict[int, list[bytes | None]] = {
-            key: [encode_chunk(asks)] if asks.num_rows else [] for key in BATCH_SETTINGS.shard_keys
+            key: [encode_chunk(arrivals.asks)] if arrivals.asks.num_rows else [] for key in BATCH_SETTINGS.shard_keys
         }
-        for shard, messages in by_shard(arrivals, SHARDS):
+        for shard, messages in by_shard(arrivals.messages, SHARDS):
             half = messages.num_rows // 2 if overflows else messages.num_rows
             own[BATCH_SETTINGS.shard_keys[shard]].append(encode_chunk(messages.slice(0, half)))
             if overflows:
