@@ -24,7 +24,7 @@ from state.claims import lane_of
 from streaming.forward.process import ForwardProcess
 from streaming.job.claim_watch import ClaimWatch
 from streaming.local.broker import EmbeddedBroker
-from tests.eventually import assert_eventually
+from tests.eventually import PATIENCE, assert_eventually
 from tests.streaming.forward.bench import LANES, ForwardBench, ids
 from tests.streaming.forward.conftest import MakeBench
 
@@ -72,7 +72,7 @@ def _log_file(bench: ForwardBench) -> Path:
 
 def _error_of_forwarder(bench: ForwardBench, member: str, ended: threading.Event | None = None) -> str | None:
     """Run a forwarder until it fails, and return its error; None if it is `ended`, or runs on for too long."""
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + 90 * PATIENCE
     try:
         ForwardProcess(bench.settings, member).run(
             lambda _: time.monotonic() > deadline_s or (ended is not None and ended.is_set())
