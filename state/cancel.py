@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.kinds import ANSWER, KIND, REQUEST, Mask, is_ask, kinds_of
+from state.kinds import ANSWER, KIND, REQUEST, Mask, is_message, kinds_of
 from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_from_texts, ids_in, places_in
 from state.reasons import RESULTS, Reason
 
@@ -57,7 +57,8 @@ class Ask(NamedTuple):
     name: bytes | None = None
 
 
-# What asks ask for. As messages, asks have only what the publisher sent along, and no value until they are answered.
+# What asks ask for. As rows of messages, asks have that as their key, the headers that the publisher sent along, and no
+# value until their batch has decided: then it is the answer, or `Undecided`.
 ASK_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -86,11 +87,11 @@ def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
 def without_named(messages: pa.Table, named: Mask) -> pa.Table:
     """Return `messages` but for those whose id is `named` as that of a cancelled message.
 
-    An ask stays: that of a cancelled replacement has the id of the replacement.
+    An ask stays, since that of a cancelled replacement has the id of the replacement; and so does a dead letter.
     """
     if not named.any():
         return messages
-    return messages.filter(pa.array(~named | is_ask(messages)))
+    return messages.filter(pa.array(~named | ~is_message(messages)))
 
 
 def ask_table(

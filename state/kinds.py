@@ -1,13 +1,14 @@
-"""What a row of `state.message.MESSAGE_SCHEMA` is: its column `kind`, set where its record is accepted.
+"""What a row of `state.message.MESSAGE_SCHEMA` is: its column `kind`, set where its record is accepted or answered.
 
 | kind | what it is | how it goes on |
 | --- | --- | --- |
 | `MESSAGE` | a message for an output topic | waits until it is due; a cancel may take it out |
-| `DEAD_LETTER` | a record that could not be scheduled, with its error | handed over by the batch that accepts it |
+| `DEAD_LETTER` | a record that could not be scheduled, with its error | handed over by its batch; sealed by a rebuild |
 | `REQUEST` | an ask (`state.cancel`) without its answer | that batch decides it, or a release process |
 | `ANSWER` | an ask that is decided: its value is the answer | released like a message |
 
-No code tells them apart by the topic that they go to.
+A message that cannot be delivered keeps its kind: its dead letter is made of it at the release. Only there, where a row
+has become a record of Kafka, the topic tells what it is (`sinks.release.record_check`).
 """
 
 from __future__ import annotations

@@ -70,6 +70,6 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
                 dues = messages.column("deliver_at_ms").to_numpy()
                 start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
                 messages = without_cancelled(messages.slice(start, end - start), cancels.cancelled)
-            elif cancels.answers.num_rows:
+            else:
                 messages = answered(without_cancelled(messages, cancels.left_out), cancels.answers)
             yield shard, key, messages

@@ -19,6 +19,7 @@ from conf.errors import Expired
 from conf.settings import Policy, Settings
 from sinks.release.records import Record, record_due_ms, record_id, records
 from state.header_values import header_text, parse_instant
+from state.kinds import is_message
 from state.message_ids import parse_id
 
 
@@ -28,7 +29,7 @@ class Expiry:
 
     of_all: Policy
     by_topic: Mapping[str, Policy]
-    # What has no due time of its own: dead letters, and answers to asks.
+    # The topics of what has no due time of its own: dead letters, and answers to asks.
     never: frozenset[str]
 
     @staticmethod
@@ -57,8 +58,7 @@ class Expiry:
             least_ms = 0 if policy.expiry_header else policy.expire_after
             if least_ms is not None:
                 doubted |= np.asarray(pc.equal(topics, topic)) & (overdue_ms > least_ms)
-        never = np.asarray(pc.is_in(batch.column("output_topic"), pa.array(self.never, pa.string())))
-        return np.asarray(doubted & ~never)
+        return doubted & is_message(batch)
 
     def expired(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
         """Return which messages are expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`."""

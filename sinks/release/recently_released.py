@@ -120,9 +120,11 @@ class RecentlyReleased:
                 if outputs[at] is not None:
                     continue
                 transaction = block.transactions[number]
-                if is_dead or identity in transaction.dead:
-                    # The client has chosen its partition.
+                # The client has chosen the partition of a dead letter.
+                if identity in transaction.dead:
                     outputs[at] = Output(self._dead_letter)
+                elif is_dead:
+                    outputs[at] = Output(topic)
                 else:
                     outputs[at] = Output(topic, partition, transaction.offsets.get((topic, partition)))
         return outputs

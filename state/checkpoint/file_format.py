@@ -6,7 +6,7 @@ import json
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
 
-# Raise this with every change after which an earlier Delayline would misread a file.
+# Raise this with every change after which an earlier Delayline would misread a file, or the messages in Spark's state.
 FORMAT = 2
 _KEY = "format"
 

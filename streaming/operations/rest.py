@@ -19,7 +19,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import is_ask, requests_in
-from state.message_ids import ID, among, ids_in, ids_of
+from state.message_ids import among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
 from state.reasons import Reason
 
@@ -125,7 +125,7 @@ def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
 
     The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
     """
-    was_refused = in_bitmaps(asks.select([f"ask_{name}" for name in ID]).rename_columns(ID), cancelled).tolist()
+    was_refused = in_bitmaps(own_ids(asks), cancelled).tolist()
     has_cancelled = in_bitmaps(asks, cancelled).tolist()
     return {
         ask.id

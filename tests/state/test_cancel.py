@@ -15,7 +15,7 @@ from state.cancel import (
     replaced_by,
     without_cancelled,
 )
-from state.kinds import ANSWER, MESSAGE, REQUEST
+from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST
 from state.message_ids import ids_of
 from tests.messages import messages
 
@@ -102,11 +102,13 @@ def test_the_decision_is_that_of_the_model(pairs: list[tuple[int, str | None]], 
     assert accepted_replacements(asks, taken) == model
 
 
-def test_of_the_cancelled_ids_asks_stay() -> None:
-    table = messages([{"offset": 1}, {"offset": 2}, {"offset": 2, "kind": REQUEST}, {"offset": 2, "kind": ANSWER}])
+def test_of_the_cancelled_ids_asks_and_dead_letters_stay() -> None:
+    kinds = (MESSAGE, DEAD_LETTER, REQUEST, ANSWER)
+    table = messages([{"offset": 1}, *({"offset": 2, "kind": kind} for kind in kinds)])
     left = without_cancelled(table, ids_of([("delayline-in", 0, 2)]))
     assert left.select(["offset", "kind"]).to_pylist() == [
         {"offset": 1, "kind": MESSAGE},
+        {"offset": 2, "kind": DEAD_LETTER},
         {"offset": 2, "kind": REQUEST},
         {"offset": 2, "kind": ANSWER},
     ]

@@ -14,10 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from state.buckets.cancelled import NEVER_MS
 from state.buckets.parts import IdRows, chunks_of, is_metadata
 from state.buckets.table_rows import STORED_SCHEMA
-from state.cancel import MessageId
 from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
 from tests.messages import ids_of_rows
 
@@ -115,19 +113,6 @@ class MemoryTable:
         rows = self._in_partitions(lambda part: part in chosen)
         in_time = (pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= start_ms)
         return Rows(rows.filter(in_time & pc.field("bucket").isin(list(buckets or ()))))
-
-    def cancelled(self, until_bucket: int) -> dict[MessageId, list[tuple[int, int, int]]]:
-        """Return what batches up to that of `until_bucket` have cancelled in buckets.
-
-        Of each, the first and the last due time (epoch ms) that it may have, and the bucket of the batch.
-        """
-        rows = self._ids(IdRows.CANCELLED)
-        rows = rows.filter((pc.field("deliver_at_ms") > NEVER_MS) & (pc.field("bucket") <= until_bucket))
-        found: dict[MessageId, list[tuple[int, int, int]]] = {}
-        for row in rows.to_pylist():
-            identity = (row["topic"], row["partition"], row["offset"])
-            found.setdefault(identity, []).append((row["deliver_at_ms"], row["max_deliver_at_ms"], row["bucket"]))
-        return found
 
     def _ids(self, kind: IdRows) -> pa.Table:
         return ids_of_rows(self._in_partitions(lambda part: kind.bucket_of(part) is not None))

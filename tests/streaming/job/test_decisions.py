@@ -28,8 +28,9 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sources.intake.accept import accept
 from sources.intake.cancels import Accepted
-from state.buckets.cancelled import cancelled_rows
+from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
+from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.cancel import MessageId, Undecided, answered, without_cancelled
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
@@ -245,7 +246,7 @@ class Service:
                     self.came_out.append(identity)
                 else:
                     self._hand_over_one(identity, row["deliver_at_ms"])
-        gone = self.table.cancelled(span.bucket)
+        gone = cancelled_until(self.table, span.bucket)
         for bucket, messages in self.sealed.items():
             in_range = (pc.field("deliver_at_ms") >= span.previous_ms) & (pc.field("deliver_at_ms") < span.cutoff_ms)
             for row in messages.filter(in_range).to_pylist():
@@ -420,6 +421,19 @@ def run_all(table: Any, steps: Iterable[Step]) -> None:
         for step in steps:
             run.take(step)
         run.end()
+
+
+def cancelled_until(table: Any, bucket: int) -> dict[MessageId, list[tuple[int, int, int]]]:
+    """Return what batches up to that of `bucket` have cancelled in buckets.
+
+    Of each, the first and the last due time (epoch ms) that it may have, and the bucket of the batch.
+    """
+    found: dict[MessageId, list[tuple[int, int, int]]] = {}
+    for ids in table.ids_before(IdRows.CANCELLED, bucket + 1):
+        for row in ids.filter(pc.field("deliver_at_ms") > NEVER_MS).to_pylist():
+            identity = (row["topic"], row["partition"], row["offset"])
+            found.setdefault(identity, []).append((row["deliver_at_ms"], row["max_deliver_at_ms"], row["bucket"]))
+    return found
 
 
 class SparkTable(BucketTable):
