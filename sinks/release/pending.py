@@ -41,11 +41,11 @@ from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
-from sinks.release.recall import Removal, WentTo, decide, left_of, removed_before, removed_ids
+from sinks.release.recall import Removal, WentTo, decide, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
 from sinks.release.waiting_ids import ChunkIds, WaitingIds
-from state.cancel import asked_by
+from state.cancel import asked_by, without_cancelled
 from state.kinds import REQUEST, is_message, kinds_of, requests_in
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, Ids, among, ids_in, united
@@ -501,7 +501,7 @@ class Pending:
         messages = chunk.decoded()
         if chunk.summary.asks:
             messages = messages.filter(pa.array(kinds_of(messages) != REQUEST))
-        return left_of(messages, self._removed)
+        return without_cancelled(messages, self._removed)
 
     def _decide(self, place: Place, asks: pa.Table, now_ms: int) -> list[pa.Table]:
         """Decide the asks of the chunk at `place`, and return those that are answered."""
@@ -521,12 +521,12 @@ class Pending:
         found = [self._waiting_ids.common(waiting, wanted)]
         for table in (self._current, *(each.messages for each in self._open.values())):
             found.append(ids_in(_recalled(table, wanted)))
-        self._current = left_of(self._current, wanted)
+        self._current = without_cancelled(self._current, wanted)
         self._current_sizes = _sizes(self._current)
         if not self._current.num_rows:
             self._current_from = {}
         for each in list(self._open.values()):
-            each.messages = left_of(each.messages, wanted)
+            each.messages = without_cancelled(each.messages, wanted)
             if each.messages.num_rows:
                 each.first_ms = _first_ms(each.messages)
             else:

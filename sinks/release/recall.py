@@ -32,7 +32,7 @@ from state.cancel import (
     answers_with_outputs,
     asked_by,
 )
-from state.kinds import is_message, requests_in
+from state.kinds import requests_in
 from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 from state.reasons import Reason
@@ -75,14 +75,6 @@ class Decided:
     passed_on: pa.Table
     removal: Removal | None
     beside: int
-
-
-def left_of(messages: pa.Table, removed: Ids) -> pa.Table:
-    """Return `messages` without those that have one of the ids `removed`. Dead letters and asks stay."""
-    named = among(messages, removed)
-    if not named.any():
-        return messages
-    return messages.filter(pa.array(~(named & is_message(messages))))
 
 
 def removed_before(place: Place, asks: pa.Table) -> Removal:

@@ -23,10 +23,11 @@ from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.known_topics import Topics
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Planned
-from sinks.release.recall import left_of, removed_before, uncounted
+from sinks.release.recall import removed_before, uncounted
 from sinks.release.ring import Ring
 from sinks.topics.topic_ids import topic_id
 from sinks.topics.topics import check_topics, partition_counts
+from state.cancel import without_cancelled
 from state.kinds import requests_in
 from state.message import decode_chunk, empty_messages
 from state.message_ids import NO_IDS, united
@@ -130,7 +131,7 @@ def _left(settings: Settings, options: Mapping[str, str], shard: int, position: 
         is_taken_in = place.offset < position.of(place.log).taken_in
         own = summary.count
         if removed or summary.asks or is_taken_in:
-            messages = left_of(position.left_of(place, decode_chunk(payload)), removed)
+            messages = without_cancelled(position.left_of(place, decode_chunk(payload)), removed)
             own = messages.num_rows - uncounted(messages, is_taken_in)
         count += own
         counted += own if is_taken_in or place.log is Log.READY else 0
