@@ -395,7 +395,7 @@ def _wrong_ports(monitor: MonitorSettings, web: WebSettings, releases: int, forw
 
 
 # The internal topics, in the order of `Settings.own_topics`: those that a key of [topics] may name, and the others.
-_OWN_TOPICS = ("progress", "lease", "ready", "position", "near", "claims")
+_OWN_TOPICS = ("progress", "lease", "ready", "position", "near", "claims", "recalled")
 # How the internal topics of any application end by default.
 INTERNAL_SUFFIXES = tuple(f"-{key}" for key in _OWN_TOPICS)
 
@@ -482,6 +482,11 @@ class Settings(BaseSettings):
         return f"{self.application_id}-claims"
 
     @property
+    def recalled_topic(self) -> str:
+        """The compacted topic of the messages that release processes have recalled, in a partition for each shard."""
+        return f"{self.application_id}-recalled"
+
+    @property
     def own_topics(self) -> tuple[str, ...]:
         """The internal topics, which only the service may write to."""
         return (
@@ -491,6 +496,7 @@ class Settings(BaseSettings):
             self.position_topic,
             self.near_topic,
             self.claims_topic,
+            self.recalled_topic,
         )
 
     @model_validator(mode="after")

@@ -2,9 +2,9 @@
 
 Only the service writes to them.
 
-The records are defined by `state.checkpoint.progress` (markers) and `lease_record`.
+The records are defined by `state.checkpoint.progress` (markers), `state.recalled` and `lease_record`.
 
 Read `lease_record`, `lease` (holding it), `progress` (announcing a checkpoint, reading markers), `position` (of the
-release), `newest_record`, `transactional_ids` (of all producers), `log_producer` (writing all or nothing),
-`broker_retry` (patience in an outage).
+release), `known_from` (which messages the job has not forgotten), `newest_record`, `transactional_ids` (of all
+producers), `log_producer` (writing all or nothing), `broker_retry` (patience in an outage).
 """

@@ -51,7 +51,7 @@ class LogRecord(NamedTuple):
 
     topic: str
     partition: int
-    value: bytes
+    value: bytes | None
     key: bytes | None = None
     headers: RecordHeaders | None = None
 

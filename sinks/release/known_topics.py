@@ -46,6 +46,7 @@ class Topics:
         self._dead_letter = settings.topics.dead_letter
         self._expiry = Expiry.of(settings)
         self._position_topic, self._ready_topic = settings.position_topic, settings.ready_topic
+        self._recalled_topic = settings.recalled_topic
         self.limits: dict[str, TopicLimits] = {}
         # When the limits of each topic were read, by the monotonic clock.
         self._read_s: dict[str, float] = {}
@@ -238,9 +239,11 @@ class Topics:
 
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""
-        ready = set() if planned.passed_on is None else {self._ready_topic}
+        own = {self._position_topic}
+        own |= set() if planned.passed_on is None else {self._ready_topic}
+        own |= {self._recalled_topic} if planned.recalled else set()
         closed = {topic for topic, each in self.closed.now.items() if not each.partitions}
-        return {*planned.topics, self._dead_letter, self._position_topic} - closed | ready
+        return {*planned.topics, self._dead_letter} - closed | own
 
     def look_for(self, topics: Collection[str]) -> Unwritable | None:
         """Return one of `topics` that is gone, or may not be written to, if there is any. Raises KafkaException.

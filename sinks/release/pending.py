@@ -72,12 +72,16 @@ def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A transaction: its messages in delivery order, and the position after it; and asks for the next shard, if any."""
+    """A transaction: its messages in delivery order, and the position after it.
+
+    Also asks for the next shard, if any, and what was recalled for those that it answers.
+    """
 
     messages: pa.Table
     position: Position
     largest_bytes: int
     passed_on: pa.Table | None = None
+    recalled: tuple[Removal, ...] = ()
 
     @cached_property
     def topics(self) -> frozenset[str]:
@@ -124,8 +128,10 @@ class Pending:
         self._removals: list[Removal] = []
         # The ids of all removals.
         self._removed: Ids = NO_IDS
-        # Of asks that are decided since the last transaction: those for the next shard, and what counts as released.
+        # Of asks that are decided since the last transaction: those for the next shard, what they have recalled, and
+        # what counts as released.
         self._passed_on: list[pa.Table] = []
+        self._recalled: list[Removal] = []
         self._released_beside = 0
         # How often the next chunk of asks had to wait, since ids are not known and other messages are due.
         self._deferrals = 0
@@ -303,8 +309,9 @@ class Pending:
         below = below or self.position.below
         self.position = self.position.moved(below, released, self._lowest(below))
         passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
-        self._passed_on, self._released_beside = [], 0
-        return Planned(messages, self.position, int(sizes.max(initial=0)), passed_on)
+        recalled = tuple(self._recalled)
+        self._passed_on, self._recalled, self._released_beside = [], [], 0
+        return Planned(messages, self.position, int(sizes.max(initial=0)), passed_on, recalled)
 
     def _past_removals(self, now_ms: int, next_ms: int | None) -> Planned | None:
         """Return a transaction that only moves the position past removed messages, if they would be released by now.
@@ -511,6 +518,7 @@ class Pending:
         decided = decide(place, asks, found, certain, doubtful, self._went_to, now_ms, self._started_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
+            self._recalled.append(decided.removal)
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
         self._released_beside += decided.beside
         return [decided.answered] if decided.answered.num_rows else []

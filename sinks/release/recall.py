@@ -10,7 +10,8 @@ which is read again: until everything is released that was due before what it ma
 is not above it.
 
 The same message may be asked for twice. So a shard remembers for `REMEMBERED_MS` what it took out, and longer than that
-the job knows it from the answer. A shard that may have forgotten answers `unknown`, never a wrong `too-late`.
+the job knows it from the recalled topic (`state.recalled`). A shard that may have forgotten answers `unknown`, never a
+wrong `too-late`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from state.message_ids import Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 from state.reasons import Reason
 
-# More than the time from the answer of a release process until the job has read it, by far.
+# More than the time from the commit of a release process until the job has read what it has recalled, by far.
 REMEMBERED_MS = 120_000
 # Of that, how old an ask may be by the clocks of two hosts.
 _FRESH_MS = 60_000
@@ -119,7 +120,6 @@ def decide(
     goes_on = is_open & (left > 0)
     is_last = is_open & ~goes_on
     cases: tuple[tuple[Mask, Reason], ...] = (
-        # By this one the job knows what it must take note of.
         (is_cancelled, Reason.RECALLED),
         (is_last & is_fresh, Reason.RELEASED),
         (is_last & ~is_fresh & is_kept, Reason.UNDECIDED),

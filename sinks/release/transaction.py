@@ -31,7 +31,7 @@ from sinks.internal_topics.position import Position, position_key
 from sinks.ready_log.chunk import chunk_record
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
-from sinks.release.recall import next_shards
+from sinks.release.recall import Removal, next_shards
 from sinks.release.record_check import RecordCheck, batch_bytes
 from sinks.release.records import (
     ANY_PARTITION,
@@ -46,6 +46,7 @@ from sinks.release.reports import DeliveryReports, Offsets, Refused
 from state.dead_letter import Headers, error_code
 from state.message import split_by_bytes
 from state.order import in_order
+from state.recalled import partition_of_shard, recall_records
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class TransactionWriter:
         self._id = transactional_id
         self._position_topic = settings.position_topic
         self._ready_topic = settings.ready_topic
+        self._recalled_topic = settings.recalled_topic
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._reports = DeliveryReports()
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
@@ -188,12 +190,14 @@ class TransactionWriter:
                 self._fill_in_groups(planned, check, search, topics)
             if planned.passed_on is not None:
                 self._pass_on(planned.passed_on)
+            for removal in planned.recalled:
+                self._record(removal)
             # No timestamp: the topic may limit it by the broker's clock.
             key, value = position_key(self._shard), position.to_bytes()
             self._produce([Record(NO_TIMESTAMP, self._position_topic, self._shard, key, value, [])])
             self._flush(topics)
         except Refused as refusal:
-            if refusal.topic in (self._position_topic, self._ready_topic):
+            if refusal.topic in (self._position_topic, self._ready_topic, self._recalled_topic):
                 raise DeliveryFailed(
                     f"the release cannot write to {refusal.topic}: {refusal}. Nothing is lost"
                 ) from None
@@ -208,6 +212,12 @@ class TransactionWriter:
                 value, headers = chunk_record(piece)
                 own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
                 self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
+
+    def _record(self, removal: Removal) -> None:
+        """Write to the recalled topic what was taken out."""
+        partition = partition_of_shard(self._shard)
+        made = recall_records(removal.ids, removal.until.deliver_at_ms)
+        self._produce(Record(NO_TIMESTAMP, self._recalled_topic, partition, key, value, []) for key, value in made)
 
     def commit(self) -> None:
         """Commit the transaction. Raises KafkaException."""

@@ -18,6 +18,7 @@ from sinks.topics.limits import dead_letter_limits
 from sinks.topics.record_protection import INPUT_PROTECTION, READY_MAX_BYTES, check_records
 from state.checkpoint.batch_settings import is_listed
 from state.claims import partition_of_lane
+from state.recalled import partition_of_shard
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ _LOGS = frozenset({"ready", "near", "claims"})
 _KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
-Role = Literal["input", "output", "dead letter", "results", "progress", "lease", "ready", "position", "near", "claims"]
+Role = Literal[
+    "input", "output", "dead letter", "results", "progress", "lease", "ready", "position", "near", "claims", "recalled"
+]
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def required_topics(settings: Settings) -> dict[str, Role]:
     roles[settings.position_topic] = "position"
     roles[settings.near_topic] = "near"
     roles[settings.claims_topic] = "claims"
+    roles[settings.recalled_topic] = "recalled"
     return roles
 
 
@@ -300,8 +304,8 @@ def _is_barred(described: dict[str, Any]) -> bool:
 
 def _form(settings: Settings, role: Role, partitions: int, replication: int) -> dict[str, Any]:
     form: dict[str, Any] = {"num_partitions": partitions, "replication_factor": replication}
-    if role == "progress":
-        return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED}
+    if role in ("progress", "recalled"):
+        return form | {"num_partitions": _partitions(role, settings.bucket.shards), "configs": _COMPACTED}
     if role == "position":
         # It is written several times a second, and read from its end.
         return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED | _SHORT_SEGMENTS}
@@ -352,12 +356,14 @@ def _sharded(settings: Settings) -> dict[str, Role]:
         settings.position_topic: "position",
         settings.near_topic: "near",
         settings.claims_topic: "claims",
+        settings.recalled_topic: "recalled",
     }
 
 
 def _partitions(role: Role, shards: int) -> int:
     """Return how many partitions an internal topic needs for `shards` shards, and as many lanes."""
-    return 1 + partition_of_lane(shards - 1) if role == "claims" else shards
+    of_last = {"claims": partition_of_lane, "recalled": partition_of_shard}.get(role, int)(shards - 1)
+    return 1 + of_last
 
 
 def _check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[str, int]) -> None:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, is_below, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, is_below, rows_among
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -77,16 +77,6 @@ class Forgettable:
 
 
 NOTHING_FORGETTABLE = Forgettable(0, 0, {})
-
-
-def in_no_bucket(ids: Ids, until_ms: int) -> pa.Table:
-    """Return the cancelled messages `ids`, which no bucket has, as a table of `CANCELLED_SCHEMA`.
-
-    They are due at `until_ms`, epoch ms, at the latest.
-    """
-    table = table_of(ids)
-    from_ms, to_ms = (np.full(table.num_rows, instant_ms) for instant_ms in (NEVER_MS, until_ms))
-    return pa.table([*table.columns, from_ms, to_ms], schema=CANCELLED_SCHEMA)
 
 
 def cancelled_rows(

@@ -70,6 +70,11 @@ def as_offsets(positions: Mapping[tuple[str, int], int]) -> Offsets:
     return found
 
 
+def by_partition(offsets: Offsets) -> dict[tuple[str, int], int]:
+    """Return `offsets` by topic and number of the partition."""
+    return {(topic, int(number)): offset for topic, own in offsets.items() for number, offset in own.items()}
+
+
 def check_offsets(offsets: object) -> None:
     """Raise ValueError if `offsets` are not `Offsets`."""
     _OFFSETS.validate_python(offsets)

@@ -8,7 +8,7 @@ lanes of forwarders), `admission` (what a batch refuses because too much waits),
 loaded ahead of need) and `loaded_cancels` (which of these are cancelled since), `cancels` (where a message is that
 someone cancels), `outcomes` (what became of it) and `answers` (what is said about that), `names` (which message that
 is, if it is asked for by a name), `sealed_ids` (where a message is sealed) and `stored_ids` (which messages are
-cancelled, or have a name), in a `local_database` and in `id_runs`, `recalled` (what release processes have cancelled),
+cancelled, or have a name), in a `local_database` and in `id_runs`, `recalled` (what release processes have recalled),
 `look_ahead` (what is read of the table beside the batches), `service` (start, watch, end), `clock_watch`,
 `outage_watch` and `slow_batch_watch`, `task_progress` (whether a long batch goes on), `input_loss` (records that were
 deleted unread), `input_watch` (whether the input topics are still the same), `replayed_seal` (whether a replay seals

@@ -27,12 +27,11 @@ from state.cancel import (
 )
 from state.message_ids import Ids, among, each_of, ids_in
 from state.reasons import Reason
-from streaming.job.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, UNSURE, Outcomes
+from streaming.job.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, Outcomes
 
 _REASONS = {
     CANCELLED: Reason.WITHDRAWN,
     HANDED_OVER: Reason.HANDED_OVER,
-    UNSURE: Reason.HANDED_OVER,
     OLD: Reason.RECORD_DELETED,
     UNREAD: Reason.NOT_READ,
     NO_INPUT: Reason.NO_INPUT_TOPIC,
@@ -109,7 +108,7 @@ def _answers(
     is_replacement = np.asarray(pc.is_valid(asks.column("condition")))
     # What is accepted in any case may still take the place of a message that is handed over.
     is_always = np.asarray(pc.equal(asks.column("condition"), ALWAYS).fill_null(False))
-    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, UNSURE, OLD))
+    goes_on = is_always & np.isin(outcomes, (HANDED_OVER, OLD))
     # One by one: the other replacements, and ids that may need an escape.
     apart = (is_replacement & ~goes_on) | (outcomes == NO_INPUT)
     several: list[pa.Table] = []
@@ -129,8 +128,6 @@ def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table
     """Return the answer to each of `asks`, whose messages have the same `outcome`; or `undecided` in its place."""
     if outcome == HANDED_OVER:
         return undecided_asks(asks, undecided)
-    if outcome == UNSURE:
-        return undecided_asks(asks, undecided._replace(asked_ms=0))
     if outcome == OLD:
         return undecided_asks(asks, undecided._replace(asked_ms=OLD_MS))
     return answers_to(asks, _REASONS[outcome])

@@ -85,7 +85,13 @@ class BatchRunner:
             settings.bucket.shards,
             failures,
         )
-        self._cancels = CancelDesk(state.store, settings, ran_until_ms=state.handed_over_before_ms)
+        self._cancels = CancelDesk(
+            state.store,
+            settings,
+            has_run=state.handed_over_before_ms > 0,
+            # Where nobody cancels anything, a copy of the index would be of no use.
+            is_expected=any(state.id_rows.values()),
+        )
         self._admission = Admission(state.checkpoint, state.store, settings)
         self._maintenance = Maintenance(
             state.store,

@@ -4,7 +4,7 @@
 | --- | --- |
 | is in the mutable bucket of its shard, or came in the same batch | `cancelled`: the state stage has taken it out |
 | is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
-| was cancelled before, by a batch or by a release process | `cancelled`, with what waits and has the same id |
+| was cancelled before by a batch, or recalled by a release process | `cancelled`, with what waits and has the same id |
 | is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic | `unknown` |
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,8 +41,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
-from sinks.internal_topics.broker_retry import BrokerRetry
-from sinks.topics.topics import input_offsets_at
 from state.buckets.cancelled import (
     CANCELLED_SCHEMA,
     NEVER_MS,
@@ -51,7 +48,6 @@ from state.buckets.cancelled import (
     NOTHING_FORGETTABLE,
     CancelledIds,
     Forgettable,
-    in_no_bucket,
 )
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
 from state.buckets.parts import part_of
@@ -67,28 +63,21 @@ from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.kinds import is_message
 from state.message import decode_chunk
-from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, is_below, united
+from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united
 from state.names import NAMED_SCHEMA
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.answers import Replacements, answers_by, answers_for_nothing
 from streaming.job.names import LookedUp, look_up, useful_from_ms
-from streaming.job.outcomes import Mask, Outcomes
+from streaming.job.outcomes import Outcomes
 from streaming.job.recalled import RecalledMessages
 from streaming.job.sealed_ids import SealedIds
 from streaming.job.stored_ids import StoredIds
 
 log = logging.getLogger(__name__)
 
-# How long the offsets below which messages are old are taken for the present ones.
-_OLD_BELOW_S = 60.0
 _FORGET_EVERY_S = 60.0
 # How long the markers are taken for the present ones. There is one to read for each shard.
 _MARKERS_S = 600.0
-# How many answers lie in the results topic before what release processes have answered is read back, asked for or not:
-# a batch that must know it reads so many, and not those of days.
-_MOST_ANSWERS_UNREAD = 10_000
-# How long they lie there before that at most: far shorter than the topic keeps them.
-_UNREAD_S = 3_600.0
 _CLOSE_S = 5.0
 
 
@@ -123,46 +112,43 @@ class Decision:
 class CancelDesk:
     """Decides the asks of one batch after the other. Only the query's thread may use it.
 
-    What a batch has stored is noted beside the next one, whose state stage takes longer.
+    What a batch has stored is noted beside the batches after it. Only one that is asked for something waits for that.
     """
 
-    def __init__(self, store: BucketTable, settings: Settings, ran_until_ms: int = 0) -> None:
+    def __init__(
+        self, store: BucketTable, settings: Settings, has_run: bool = False, is_expected: bool = False
+    ) -> None:
         """Take the table of sealed buckets.
 
-        `ran_until_ms` is the cutoff (epoch ms) up to which earlier processes have handed messages over, 0 if none has.
+        `has_run` says whether earlier processes have handed messages over, and `is_expected` that somebody will ask:
+        then the ids are read beside the first batches, and not when somebody does.
         """
         self._store = store
         self._settings = settings
-        self._recalled = RecalledMessages(settings, ran_until_ms)
+        self._recalled = RecalledMessages(settings, has_run)
         self._stored_ids = StoredIds(store)
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
-        # How many asks were answered since the results topic was read back, and when that was, by the monotonic clock.
-        self._answers_unread, self._recalled_s = 0, time.monotonic()
         self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
-        self._note = Future[None]()
-        self._note.set_result(None)
+        # In the order in which they are taken.
+        self._running: list[Future[None]] = []
         self._unnoted: Callable[[], None] | None = None
+        self._is_expected = is_expected
         # When ids were forgotten last, by the monotonic clock.
         self._forgot_s = time.monotonic()
-        # Below which offset of each input partition messages are old, and when that was read, by the monotonic clock.
-        self._old_below: dict[tuple[str, int], int] = {}
-        self._read_s = -math.inf
-        self._reading = threading.Lock()
-        # The cutoff before the newest batch that was asked for something, or whose ids are joined, epoch ms.
-        self._cutoff_ms = 0
         # The newest batch by the markers, before whose previous cutoff all is handed over, and when they were read, by
         # the monotonic clock.
         self._shown: BatchSpan | None = None
         self._markers_s = -math.inf
 
     def close(self) -> None:
-        """Close the consumers of answers, and the files of ids, unless they are read for so long that the process had
-        better end.
+        """Close the consumers of the recalled topic, and the files of ids.
+
+        They stay open if they are read for so long that the process had better end.
         """
         self._notes.shutdown(wait=False, cancel_futures=True)
-        if wait([self._note], _CLOSE_S).done:
+        if not wait(self._running, _CLOSE_S).not_done:
             self._recalled.close()
             self._stored_ids.close()
         self._sealed_ids.close()
@@ -179,16 +165,13 @@ class CancelDesk:
 
         The markers must show it too, and be newer than the batch that cancelled it: otherwise a rebuild would not know
         why it was not handed over, and if its record is there would accept it again. While nothing is handed over, no
-        marker is written. And a later process must know for how long this one knows messages.
+        marker is written. And a later process must know which messages this one knows: so nothing is old before that is
+        stored with the recalled topic.
         """
-        if not self._recalled.has_noted:
-            return NOTHING_FORGETTABLE
-        with suppress(BrokerUnreachable):
-            self._read_old_below(cutoff_ms)
         newest = self._newest_shown()
         if newest is None:
             return NOTHING_FORGETTABLE
-        return Forgettable(min(cutoff_ms, newest.previous_ms), newest.bucket, self._old_below)
+        return Forgettable(min(cutoff_ms, newest.previous_ms), newest.bucket, self._recalled.known_from)
 
     def _newest_shown(self) -> BatchSpan | None:
         """Return the newest batch by the markers, as they were not long ago; None if they show none."""
@@ -205,10 +188,19 @@ class CancelDesk:
         self._unnoted = partial(self._take_note, decision, span, clock_ms)
 
     def before_batch(self) -> None:
-        """Start to note what the last batch has stored, which Spark has committed by now: it will not be replayed."""
-        self._note.result()
+        """Start to note what the last batch has stored, which Spark has committed by now: it will not be replayed.
+
+        Raises what an earlier note has raised.
+        """
+        self._wait_for([note for note in self._running if note.done()])
         if self._unnoted is not None:
-            self._note, self._unnoted = self._notes.submit(self._unnoted), None
+            self._running.append(self._notes.submit(self._unnoted))
+            self._unnoted = None
+
+    def _wait_for(self, notes: Iterable[Future[None]]) -> None:
+        for note in notes:
+            note.result()
+            self._running.remove(note)
 
     def _take_note(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
         if self._is_replay:
@@ -217,17 +209,16 @@ class CancelDesk:
         elif decision.cancelled.num_rows or decision.names.num_rows:
             self._stored_ids.add(decision.cancelled, decision.names, span.bucket, decision.replaced)
         self._is_replay = False
-        forgets = time.monotonic() > self._forgot_s + _FORGET_EVERY_S
-        is_long_ago = time.monotonic() > self._recalled_s + _UNREAD_S
-        # A note that is missing keeps all from being forgotten.
-        is_missing = forgets and not self._recalled.has_noted
-        if self._answers_unread > _MOST_ANSWERS_UNREAD or is_long_ago or is_missing:
-            self._answers_unread, self._recalled_s = 0, time.monotonic()
-            self._recalled.look_ahead()
-        if forgets:
+        if self._is_expected:
+            self._is_expected = False
+            self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.ends)
+            self._sealed_ids.look_ahead(is_used=True)
+        if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
             # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
-            self._stored_ids.forget(useful_from_ms(span, clock_ms), self._old_below)
+            before_ms = useful_from_ms(span, clock_ms)
+            self._recalled.forget(_handed_over_below(span), before_ms)
+            self._stored_ids.forget(before_ms, self._recalled.known_from)
 
     def decide(
         self,
@@ -249,7 +240,7 @@ class CancelDesk:
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
         self.before_batch()
-        self._note.result()
+        self._wait_for([*self._running])
         due_before_ms = max(span.cutoff_ms, taken_before_ms)
         every_ask, found = _asks(rows)
         asked_ms = time.time_ns() // 1_000_000
@@ -260,14 +251,15 @@ class CancelDesk:
         outcomes.cancel(named.superseded)
         due_now = self._look_for(outcomes, named, shard_output, rows, span)
         not_waiting = outcomes.open_ids()
-        self._answers_unread += asks.num_rows
-        recalled = self._recall(outcomes, not_waiting, due_before_ms)
+        if not_waiting:
+            self._recalled.read(_handed_over_below(span))
+            outcomes.set_cancelled(self._recalled.among(not_waiting))
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         replacements = Replacements.of(asks, outcomes.cancelled, self._stored_ids.replaced_among(conditional))
         outcomes.cancel(replacements.refused)
-        outcomes.close(partial(self._is_old, span=span), self._recalled.unsure_below)
-        cancelled = pa.concat_tables([outcomes.cancelled, recalled])
+        outcomes.close(self._recalled.known_from)
+        cancelled = outcomes.cancelled
         log.info(
             "batch %d: answers %d asks, cancels %d messages, and refuses %d replacements",
             span.batch_id, asks.num_rows, cancelled.num_rows - replacements.refused.num_rows,
@@ -328,62 +320,13 @@ class CancelDesk:
         outcomes.cancel(due_now)
         return due_now
 
-    def _recall(self, outcomes: Outcomes, not_waiting: Ids, due_before_ms: int) -> pa.Table:
-        """Read which messages release processes have cancelled, up to now if `not_waiting` has any.
-
-        Returns what is not stored yet of what they have answered, which is stored with what this batch cancels
-        (`CANCELLED_SCHEMA`).
-        """
-        if not_waiting:
-            self._answers_unread, self._recalled_s = 0, time.monotonic()
-            recalled = self._recalled.read()
-        else:
-            recalled = self._recalled.read_ahead()
-        outcomes.set_cancelled(recalled)
-        if self._is_replay:
-            # A replay stores nothing more: the next batch reads it again.
-            self._recalled.begin_again()
-        # They were handed over, so they are due before. Until then they have their names.
-        return in_no_bucket(recalled, due_before_ms - 1)
-
-    def _is_old(self, asked: pa.Table, span: BatchSpan) -> Mask:
-        """Return of which messages the record is deleted, or older than `cancels.known_for` at the batch of `span`.
-
-        Waits through an outage if nothing is known yet: an earlier process may have forgotten any of them. Raises
-        BrokerUnreachable after `kafka.outage_limit`.
-        """
-        cutoff_ms = max(span.previous_ms, span.origin.cutoff_ms)
-        retry = BrokerRetry("the input topics", self._settings.kafka.outage_limit)
-        while self._read_s == -math.inf:
-            try:
-                self._read_old_below(cutoff_ms)
-            except BrokerUnreachable as problem:
-                retry.wait(problem)
-        if time.monotonic() > self._read_s + _OLD_BELOW_S:
-            # In an outage what was read before holds: offsets only grow.
-            with suppress(BrokerUnreachable):
-                self._read_old_below(cutoff_ms)
-        return is_below(asked, self._old_below)
-
-    def _read_old_below(self, cutoff_ms: int) -> None:
-        """Read which messages are old by now, if the cutoff before this batch or an earlier one is `cutoff_ms`.
-
-        What is forgotten must be old for all that ask later, also after a restart: so the age counts by cutoffs, which
-        never go back, and not by the clock. Raises BrokerUnreachable.
-        """
-        # One after the other: what is read first must not take the place of what is read next.
-        with self._reading:
-            self._cutoff_ms = max(self._cutoff_ms, cutoff_ms)
-            self._old_below = input_offsets_at(self._settings, self._cutoff_ms - self._settings.cancels.known_for)
-            self._read_s = time.monotonic()
-
     def _waiting(self, ids: Ids, span: BatchSpan, cancelled: CancelledIds = NONE_CANCELLED) -> pa.Table:
         """Return which of `ids` wait in an earlier bucket: not handed over before this batch, and not `cancelled`."""
         if not ids:
             return CANCELLED_SCHEMA.empty_table()
         # The index and chunks, of one version: a merge moves messages to other parts.
         version = self._store.version()
-        previous_ms = max(span.previous_ms, span.origin.cutoff_ms)
+        previous_ms = _handed_over_below(span)
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         first_ms = previous_ms if span.batch_id else 0
         located = self._sealed_ids.locate(ids, span.bucket, first_ms, version)
@@ -407,6 +350,11 @@ class CancelDesk:
         buckets = set(doubtful.column("bucket").unique().to_pylist())
         chunks = self._store.chunks(previous_ms, end_ms, parts, buckets, version)
         return _dues(chunks, ids_in(doubtful)).filter(pc.field("from_ms") >= previous_ms)
+
+
+def _handed_over_below(span: BatchSpan) -> int:
+    """Return the cutoff below which all was handed over before the batch of `span`, epoch ms."""
+    return max(span.previous_ms, span.origin.cutoff_ms)
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:

@@ -101,14 +101,27 @@ class IdRuns:
         self._let_go()
         return found
 
+    def old(
+        self, before_ms: int, old_below: Mapping[tuple[str, int], int]
+    ) -> Iterator[tuple[tuple[str, int], _Numbers, _Numbers]]:
+        """Yield by source the offsets of what `forget` would forget, some at a time, and the bucket of each.
+
+        An id comes as often as it was added.
+        """
+        for run in self._runs:
+            for source in run.sources:
+                for some in _pieces(run.of(source)):
+                    own = some.of(_is_old(some, before_ms, old_below.get(source, 0)))
+                    yield source, own.offsets, own.buckets
+        self._let_go()
+
     def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
         """Forget what is due before `before_ms` (epoch ms), and below the offset of its source in `old_below`."""
 
         def kept(run: _Run) -> Iterator[tuple[tuple[str, int], _Columns]]:
             for source in run.sources:
                 for some in _pieces(run.of(source)):
-                    is_old = (some.dues < before_ms) & (some.offsets < old_below.get(source, 0))
-                    yield source, some.of(~is_old)
+                    yield source, some.of(~_is_old(some, before_ms, old_below.get(source, 0)))
 
         for number, run in enumerate(self._runs):
             left = sum(len(some.offsets) for _, some in kept(run))
@@ -142,6 +155,10 @@ def _in_order(several: list[_Columns]) -> _Columns:
     ordered = every.of(np.lexsort((every.buckets, every.offsets)))
     is_last = np.append(ordered.offsets[1:] != ordered.offsets[:-1], [True] * min(1, len(ordered.offsets)))
     return ordered.of(is_last.astype(bool))
+
+
+def _is_old(columns: _Columns, before_ms: int, old_below: int) -> npt.NDArray[np.bool_]:
+    return np.asarray((columns.dues < before_ms) & (columns.offsets < old_below))
 
 
 def _pieces(columns: _Columns) -> Iterator[_Columns]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
-from state.checkpoint.origin import Offsets
+from state.checkpoint.origin import Offsets, by_partition
 from state.message_ids import NO_IDS, Ids, among, ids_in, is_below, places_in, table_of
 
-# Open: not known yet. Unsure: handed over, and an answer is lost that may have said that it is cancelled. Old: its
-# record is deleted, or so old that nobody may know whether it was cancelled.
-OPEN, CANCELLED, HANDED_OVER, UNSURE, OLD, UNREAD, NO_INPUT = range(7)
+# Open: not known yet. Old: its record is deleted, or so old that nobody may know whether it was cancelled.
+OPEN, CANCELLED, HANDED_OVER, OLD, UNREAD, NO_INPUT = range(6)
 Mask = npt.NDArray[np.bool_]
 
 
@@ -53,22 +52,11 @@ class Outcomes:
         """Take note that `ids` are cancelled, by whatever batch or process."""
         self._outcomes[among(self._asked, ids)] = CANCELLED
 
-    def close(self, is_old: Callable[[pa.Table], Mask], unsure_below: Mapping[tuple[str, int], int]) -> None:
-        """Let what is open be `OLD`, `UNSURE` or `HANDED_OVER`.
-
-        `is_old` says which messages (`ID_SCHEMA`) are. Answers are lost about messages below the offsets
-        `unsure_below`, by topic and partition.
-        """
+    def close(self, known_from: Mapping[tuple[str, int], int]) -> None:
+        """Let what is open be `OLD` if it is below the offset `known_from` of its input partition, or `HANDED_OVER`."""
         is_open = self._outcomes == OPEN
-        if is_open.any():
-            handed_over = np.where(is_below(self._asked, unsure_below), UNSURE, HANDED_OVER)
-            self._outcomes[is_open] = np.where(is_old(self._asked), OLD, handed_over)[is_open]
+        self._outcomes[is_open] = np.where(is_below(self._asked, known_from), OLD, HANDED_OVER)[is_open]
 
     def of(self, asks: pa.Table) -> npt.NDArray[np.int8]:
         """Return the outcome of the message that each of `asks` asks for."""
         return self._outcomes[places_in(self._asked, asks)]
-
-
-def by_partition(offsets: Offsets) -> dict[tuple[str, int], int]:
-    """Return `offsets` by topic and number of the partition."""
-    return {(topic, int(number)): offset for topic, own in offsets.items() for number, offset in own.items()}

@@ -71,10 +71,10 @@ class SealedIds:
             found = (located(entries, ids) for entries in self._that_may_have(ids, before_bucket, from_ms))
             return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *found])
 
-    def look_ahead(self) -> None:
-        """Copy what the table has by now, if anything was sought since the last call."""
+    def look_ahead(self, is_used: bool = False) -> None:
+        """Copy what the table has by now, if anything was sought since the last call, or the copy `is_used` anyway."""
         with self._lock:
-            if self._is_used:
+            if self._is_used or is_used:
                 self._is_used = False
                 self._copy(self._store.version())
 

@@ -167,6 +167,7 @@ def make_bench() -> Iterator[MakeBench]:
             broker,
             *(NewTopic(topic, 1, 1, config=_LOG) for topic in topics_of(settings).values()),
             NewTopic(settings.position_topic, 1, 1, config=_COMPACTED),
+            NewTopic(settings.recalled_topic, 2, 1, config=_COMPACTED),
             NewTopic(settings.topics.output, 1, 1),
             NewTopic(settings.topics.dead_letter, 2, 1),
         )

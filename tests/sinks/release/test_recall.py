@@ -82,6 +82,8 @@ class _Shard:
     outputs: dict[int, dict[str, Any]] = field(default_factory=dict)
     settled: Counter[int] = field(default_factory=Counter)
     passed_on: list[pa.Table] = field(default_factory=list)
+    # The messages that the recalled topic has.
+    recorded: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.open()
@@ -165,6 +167,7 @@ class _Shard:
         self.committed = planned.position
         if planned.messages.num_rows:
             self.recently.add(planned.messages, {}, {}, self.now_ms)
+        self.recorded |= {at for each in planned.recalled for own in each.ids.values() for at in own.tolist()}
         too_late = set()
         for row in planned.messages.to_pylist():
             assert row["kind"] != REQUEST
@@ -181,6 +184,7 @@ class _Shard:
                     assert self.seen[asked] == 1
                     assert answer["result"] == "too-late"
                 assert (answer["result"] == "cancelled") == (answer["reason"] == "recalled")
+                assert answer["result"] != "cancelled" or asked in self.recorded
                 of_message = {"replacement": f"delayline-in/0/{row['offset']}", "accepted": True}
                 assert answer.items() >= of_message.items() if _replaces(row["offset"]) else "accepted" not in answer
             else:
@@ -240,6 +244,7 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     shard.finish()
     assert shard.settled == Counter(range(1_000, 1_000 + shard.asks))
     cancelled = {each for each, results in shard.results.items() if "cancelled" in results}
+    assert shard.recorded == cancelled
     assert shard.seen == Counter(set(range(shard.messages)) - cancelled)
     assert not any("too-late" in shard.results[each] for each in cancelled)
     assert shards == 2 or not shard.passed_on

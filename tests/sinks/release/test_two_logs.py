@@ -17,6 +17,7 @@ from sinks.release.wall_clock import now_ms
 from state.cancel import Undecided
 from state.kinds import REQUEST
 from state.order import in_order
+from state.recalled import Recall, partition_of_shard, read_recall
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.release.conftest import ReleaseBench, create_topics, ids
@@ -87,6 +88,9 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     assert_eventually(lambda: bench.read(settings.results_topic), 60)
     (answer,) = bench.read(settings.results_topic)
     assert json.loads(answer.value() or b"")["result"] == "cancelled"
+    (recalled,) = bench.read(settings.recalled_topic)
+    assert recalled.partition() == partition_of_shard(0)
+    assert read_recall(recalled.key(), recalled.value() or b"") == Recall(("delayline-in", 0, 3), later + 1)
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5, 2], 60)
     position = bench.position
     assert position is not None

@@ -162,6 +162,9 @@ def test_internal_topics_grow_with_the_shards_and_never_shrink(settings: Setting
     for shards, partitions in ((5, 5), (3, 5)):
         ensure_shards(settings, shards)
         assert_eventually(lambda: {check_topics(settings)[topic] for topic in sharded} == {partitions}, 10)  # noqa: B023
+        # One partition is that of no lane, and of no shard.
+        with_one_more = (settings.claims_topic, settings.recalled_topic)
+        assert {check_topics(settings)[topic] for topic in with_one_more} == {partitions + 1}
     assert check_topics(settings)[settings.lease_topic] == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ import pytest
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
@@ -25,7 +25,8 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import ANSWER
 from state.message import decode_chunk, encode_chunk
-from state.message_ids import ids_of, parse_id, table_of
+from state.message_ids import each_of as each_id
+from state.message_ids import ids_of, parse_id
 from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.recalled import RecalledMessages
@@ -48,10 +49,10 @@ FOUND_MS = 80_000
 
 
 @pytest.fixture(autouse=True)
-def old_below(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
-    """Below which offsets messages are old: the desk alone is tested here, and needs no broker for anything else."""
+def known_from(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
+    """Below which offsets messages are old."""
     own = {(TOPIC, 0): 0}
-    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", lambda *_: dict(own))
+    monkeypatch.setattr(RecalledMessages, "known_from", own)
     return own
 
 
@@ -65,19 +66,12 @@ def markers(monkeypatch: pytest.MonkeyPatch) -> list[Progress | None]:
 
 @pytest.fixture(autouse=True)
 def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
-    """What release processes have cancelled: it has a test of its own, with a broker."""
+    """What release processes have recalled: it has a test of its own, with a broker."""
     ids: list[MessageId] = []
-    monkeypatch.setattr(RecalledMessages, "read", lambda _: ids_of(ids))
-    monkeypatch.setattr(RecalledMessages, "has_noted", True)
+    monkeypatch.setattr(RecalledMessages, "read", lambda *_: None)
+    monkeypatch.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_id(wanted) & set(ids)))
+    monkeypatch.setattr(RecalledMessages, "forget", lambda *_: None)
     return ids
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the results topic was read ahead, by the monotonic clock."""
-    when: list[float] = []
-    monkeypatch.setattr(RecalledMessages, "look_ahead", lambda _: when.append(time.monotonic()))
-    return when
 
 
 def seal(store: BucketTable, number: int, **dues: int) -> None:
@@ -290,11 +284,11 @@ def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(st
 
 
 def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
-    old_below: dict[tuple[str, int], int], markers: list[Progress | None]
+    known_from: dict[tuple[str, int], int], markers: list[Progress | None]
 ) -> None:
     no_store: Any = None
     assert not any(CancelDesk(no_store, Settings()).forgettable(900).old_below.values()), "no record is old"
-    old_below[TOPIC, 0] = 5
+    known_from[TOPIC, 0] = 5
     desk = CancelDesk(no_store, Settings())
     # The batch of the newest marker may not be over.
     assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
@@ -306,88 +300,15 @@ def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
     assert CancelDesk(no_store, Settings()).forgettable(900) == NOTHING_FORGETTABLE
 
 
-def test_nothing_is_forgotten_before_a_later_process_will_know_for_how_long_it_was_known(
-    old_below: dict[tuple[str, int], int], looks: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old_below[TOPIC, 0] = 5
-    no_store: Any = None
-    desk = CancelDesk(no_store, Settings())
-    monkeypatch.setattr(RecalledMessages, "has_noted", False)
-    assert desk.forgettable(900) == NOTHING_FORGETTABLE
-    # A minute after the start, by the first batch that ends then, and each minute until the broker takes it.
-    now_s = time.monotonic()
-    for number, after_s, count in ((1, 0, 0), (2, 61, 1), (3, 62, 1), (4, 123, 2)):
-        monkeypatch.setattr("streaming.job.cancels.time.monotonic", lambda after_s=after_s: now_s + after_s)
-        desk.stored(Decision(), span(BATCH + number), CLOCK_MS)
-        desk.before_batch()
-        desk.before_batch()
-        assert len(looks) == count
-    monkeypatch.setattr(RecalledMessages, "has_noted", True)
-    assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
-    desk.close()
-
-
-def test_what_was_old_once_is_old_for_all_that_ask_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def offsets_at(_: Settings, instant_ms: int) -> dict[tuple[str, int], int]:
-        asked.append(instant_ms)
-        return {(TOPIC, 0): 5}
-
-    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", offsets_at)
-    no_store: Any = None
-    desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5), ("other", 0, 4)]))
-    known_for = Settings().cancels.known_for
-    assert desk._is_old(ids, span(previous_ms=1_500)).tolist() == [True, False, False]
-    monkeypatch.setattr("streaming.job.cancels._OLD_BELOW_S", -1.0)
-    # Maintenance looks at cutoffs of hours ago, and a checkpoint that begins after another goes on from its cutoff.
-    desk.forgettable(700)
-    desk._is_old(ids, span(0, previous_ms=0, cutoff_ms=1_900))
-    assert [instant_ms + known_for for instant_ms in asked] == [1_500, 1_500, 1_900]
-
-
-def test_what_is_old_is_waited_for_through_an_outage_if_nobody_knows_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[dict[tuple[str, int], int] | None] = [None, None, {(TOPIC, 0): 5}, None, {(TOPIC, 0): 6}]
-
-    def offsets_at(*_: object) -> dict[tuple[str, int], int]:
-        if (below := tries.pop(0) if tries else None) is None:
-            raise BrokerUnreachable("nobody answers")
-        return below
-
-    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", offsets_at)
-    monkeypatch.setattr("sinks.internal_topics.broker_retry._PAUSE_S", 0.01)
-    no_store: Any = None
-    desk, ids = CancelDesk(no_store, Settings()), table_of(ids_of([(TOPIC, 0, 4), (TOPIC, 0, 5)]))
-    assert desk._is_old(ids, span()).tolist() == [True, False]
-    assert len(tries) == 2
-    monkeypatch.setattr("streaming.job.cancels._OLD_BELOW_S", -1.0)
-    assert desk._is_old(ids, span()).tolist() == [True, False], "in a later outage what was read before holds"
-    assert desk._is_old(ids, span()).tolist() == [True, True]
-
-
-def test_an_outage_that_lasts_too_long_ends_the_batch_that_must_know_what_is_old(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unreachable(*_: object) -> dict[tuple[str, int], int]:
-        raise BrokerUnreachable("nobody answers")
-
-    monkeypatch.setattr("streaming.job.cancels.input_offsets_at", unreachable)
-    no_store: Any = None
-    own = Settings()
-    desk = CancelDesk(no_store, own.model_copy(update={"kafka": own.kafka.model_copy(update={"outage_limit": 0})}))
-    with pytest.raises(BrokerUnreachable, match=r"the input topics: .*outage_limit.*nobody answers"):
-        desk._is_old(table_of(ids_of([(TOPIC, 0, 4)])), span())
-
-
 @pytest.mark.thorough
 def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
-    store: BucketTable, old_below: dict[tuple[str, int], int]
+    store: BucketTable, known_from: dict[tuple[str, int], int]
 ) -> None:
     far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
     cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, 510), far)
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
-    old_below[TOPIC, 0] = 5
+    known_from[TOPIC, 0] = 5
     store.join_cancelled([2, 3], CancelDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     assert cancelled_in(store)[TOPIC, 0] == [3, 9]
@@ -481,14 +402,10 @@ def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_
     assert (results, cancelled) == ({7: "undecided"}, []), "without overflow groups, the state stage takes it out"
 
 
-def test_what_release_processes_have_cancelled_is_known_and_kept(store: BucketTable, recalled: list[MessageId]) -> None:
+def test_what_release_processes_have_recalled_is_known(store: BucketTable, recalled: list[MessageId]) -> None:
     recalled += [(TOPIC, 0, 5), (TOPIC, 0, 6)]
     results, cancelled = decide(store, 5, 7)
-    assert results == {5: "cancelled", 7: "undecided"}
-    assert cancelled == [CancelledId((TOPIC, 0, each), NEVER_MS, span().cutoff_ms - 1) for each in (5, 6)]
-    cancel(store, BATCH, *cancelled)
-    recalled.clear()
-    assert decide(store, 6, of=span(BATCH + 1))[0] == {6: "cancelled"}
+    assert (results, cancelled) == ({5: "cancelled", 7: "undecided"}, [])
     recalled.append((TOPIC, 0, 9))
     answers, _ = replace(store, (50, 9, "waiting"), (51, 9, "always"))
     assert answers == [("cancelled", False), ("cancelled", True)]
@@ -509,66 +426,55 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
 
 
-def test_after_answers_were_lost_no_message_that_was_read_before_is_called_delivered(
-    store: BucketTable, recalled: list[MessageId], monkeypatch: pytest.MonkeyPatch
+def test_what_is_old_is_forgotten_each_minute_beside_a_batch(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert recalled == []
-    unsure: dict[tuple[str, int], int] = {}
-    monkeypatch.setattr(RecalledMessages, "unsure_below", unsure)
-    desk = CancelDesk(store, Settings())
-
-    def is_sure(number: int, end: int, *offsets: int) -> list[bool]:
-        asks = [(TOPIC, 0, offset, "asks", 1, offset, None, None, None, None) for offset in offsets]
-        table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
-        chunk = encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))
-        frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
-        of = span(number, ends={TOPIC: {"0": end}})
-        decision = desk.decide(frame, rows, of, CLOCK_MS)
-        answers = sorted(zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value")), strict=True))
-        return [Undecided.from_bytes(value).asked_ms > 0 for _, value in answers]
-
-    assert is_sure(BATCH, READ, 5) == [True]
-    unsure[TOPIC, 0] = READ + 10
-    assert is_sure(BATCH + 1, READ + 20, 5, READ + 9, READ + 10) == [False, False, True]
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(RecalledMessages, "forget", lambda _, *instants: told.append(instants))
+    desk, now_s = CancelDesk(store, Settings()), time.monotonic()
+    frame, rows = asked_for(store, 5)
+    for number, after_s, count in ((1, 0, 0), (2, 61, 1), (3, 62, 1), (4, 123, 2)):
+        monkeypatch.setattr("streaming.job.cancels.time.monotonic", lambda after_s=after_s: now_s + after_s)
+        desk.stored(Decision(), span(BATCH + number), CLOCK_MS)
+        # A batch that is asked for something waits for what is noted.
+        assert not desk.decide(frame, rows, span(BATCH + number + 1), CLOCK_MS).cancelled.num_rows
+        assert told == [(PREVIOUS_MS, CLOCK_MS)] * count
     desk.close()
 
 
-def test_answers_are_read_back_each_hour_though_nobody_asks(
-    store: BucketTable, looks: list[float], monkeypatch: pytest.MonkeyPatch
+def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_before(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = CancelDesk(store, Settings())
+    seal(store, 3, _1=5_000)
+    cancel(store, 4, CancelledId((TOPIC, 0, 2), 5_000, 5_000))
+    may_read = threading.Event()
+    read = BucketTable.ids_before
 
-    def run(number: int) -> int:
-        desk.stored(Decision(), span(number), CLOCK_MS)
-        desk.before_batch()
-        desk.before_batch()
-        return len(looks)
+    def slowly(*arguments: Any) -> Any:
+        assert may_read.wait(60)
+        return read(*arguments)
 
-    assert run(BATCH) == 0
-    now_s = time.monotonic()
-    monkeypatch.setattr("streaming.job.cancels.time.monotonic", lambda: now_s + 3_601)
-    assert run(BATCH + 1) == 1
-    assert run(BATCH + 2) == 1
+    monkeypatch.setattr(BucketTable, "ids_before", slowly)
+    desk = CancelDesk(store, Settings(), is_expected=True)
+    desk.stored(Decision(), span(), CLOCK_MS)
+    # No batch waits for it that nobody asks for anything.
+    desk.before_batch()
+    desk.stored(desk.decide(*output_of(store, []), span(BATCH + 1), CLOCK_MS), span(BATCH + 1), CLOCK_MS)
+    desk.before_batch()
+    may_read.set()
+    frame, rows = asked_for(store, 1, 2, 3)
+    # All of it was read by then.
+    with monkeypatch.context() as patch:
+        desk._wait_for([*desk._running])
+        patch.setattr(BucketTable, "ids_before", None)
+        patch.setattr(BucketTable, "index_entries_of", None)
+        answers = answers_in(desk.decide(frame, rows, span(BATCH + 2), CLOCK_MS))
+    assert [answers["asks", 1, at]["result"] for at in (1, 2, 3)] == ["cancelled", "cancelled", "undecided"]
     desk.close()
 
 
-def test_many_answers_are_read_back_beside_the_next_batch_and_not_before_it_begins(
-    store: BucketTable, looks: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streaming.job.cancels._MOST_ANSWERS_UNREAD", 2)
-    desk = CancelDesk(store, Settings())
-    asks = [(TOPIC, 0, at, "asks", 1, at, None, None, None, FOUND_MS) for at in (5, 6)]
+def asked_for(store: BucketTable, *offsets: int) -> tuple[DataFrame, list[Row]]:
+    asks = [(TOPIC, 0, at, "asks", 1, at, None, None, None, None) for at in offsets]
     table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
-    frame, rows = output_of(
-        store, [{"kind": ASKED, "chunk": encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))}]
-    )
-    counts = []
-    for number in range(BATCH, BATCH + 4):
-        desk.stored(desk.decide(frame, rows, span(number), CLOCK_MS), span(number), CLOCK_MS)
-        before = len(looks)
-        # The second call waits for what the first one has started.
-        desk.before_batch()
-        desk.before_batch()
-        counts.append((before, len(looks)))
-    assert counts == [(0, 0), (0, 1), (1, 1), (1, 2)], "a batch that is not committed may be replayed"
-    desk.close()
+    chunk = encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))
+    return output_of(store, [{"kind": ASKED, "chunk": chunk}])

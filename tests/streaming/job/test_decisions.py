@@ -39,7 +39,7 @@ from state.checkpoint.progress import BatchSpan
 from state.group_keys import overflow_key
 from state.kinds import ANSWER, DEAD_LETTER, REQUEST
 from state.message import decode_chunk, encode_chunk
-from state.message_ids import ID, ids_of, parse_id
+from state.message_ids import ID, each_of, ids_of, parse_id
 from state.names import FROM_HEADER, name_rows
 from state.reasons import Reason
 from state.shards import by_shard
@@ -409,8 +409,9 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
     recalled: list[MessageId] = []
     with pytest.MonkeyPatch.context() as patched:
         # No message is old.
-        patched.setattr("streaming.job.cancels.input_offsets_at", lambda *_: {(TOPIC, each): 0 for each in (0, 1)})
-        patched.setattr(RecalledMessages, "read", lambda _: ids_of(recalled))
+        patched.setattr(RecalledMessages, "known_from", {})
+        patched.setattr(RecalledMessages, "read", lambda *_: None)
+        patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_of(wanted) & set(recalled)))
         patched.setattr("streaming.job.local_database.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled
 

@@ -68,6 +68,11 @@ def test_they_have_what_was_added_and_not_forgotten(
         runs.add(table(ids, due_ms, bucket))
         model |= dict.fromkeys(ids, (bucket, due_ms))
         assert known(runs) == {each: bucket for each, (bucket, _) in model.items()}
+    old = {
+        (*source, offset): bucket
+        for source, offsets, buckets in runs.old(before_ms, old_below)
+        for offset, bucket in zip(offsets.tolist(), buckets.tolist(), strict=True)
+    }
     runs.forget(before_ms, old_below)
     left = {
         each: bucket
@@ -77,6 +82,8 @@ def test_they_have_what_was_added_and_not_forgotten(
     # What an earlier run has of an id is forgotten for itself.
     assert {each: bucket for each, bucket in known(runs).items() if each in left} == left
     assert all(model[each][0] > bucket for each, bucket in known(runs).items() if each not in left)
+    assert old.keys() >= model.keys() - left.keys()
+    assert all(each[2] < old_below.get(each[:2], 0) for each in old)
     runs.add(table([("in", 0, 5)], 9, 99))
     assert known(runs)["in", 0, 5] == 99
 

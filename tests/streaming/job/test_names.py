@@ -33,8 +33,8 @@ from tests.streaming.job.test_cancels import (
     READ,
     TOPIC,
     each_of,
+    known_from,
     markers,
-    old_below,
     output_of,
     recalled,
     seal,
@@ -42,7 +42,7 @@ from tests.streaming.job.test_cancels import (
 )
 from tests.streaming.sealed import cancelled_in
 
-__all__ = ["markers", "old_below", "recalled"]
+__all__ = ["known_from", "markers", "recalled"]
 
 # Due far after the cutoff, unless a test says otherwise.
 FAR_MS = 70_000
@@ -332,29 +332,15 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
     assert decide(store, (50, "a", FAR_MS))[0] == {50: is_known if has_answered else goes_on}
 
 
-@pytest.mark.parametrize("is_recalled", [True, False], ids=["recalled", "taken out by the state stage"])
 def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancelled_is_deleted(
-    store: BucketTable,
-    old_below: dict[tuple[str, int], int],
-    recalled: list[MessageId],
-    monkeypatch: pytest.MonkeyPatch,
-    is_recalled: bool,
+    store: BucketTable, known_from: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming.job.cancels._FORGET_EVERY_S", -1.0)
-    old_below[TOPIC, 0] = READ
+    known_from[TOPIC, 0] = READ
     desk = CancelDesk(store, Settings())
-    assert desk.forgettable(0).old_below == {(TOPIC, 0): READ}, "it has read which records are deleted"
-    if is_recalled:
-        # Handed over, and due after the clocks of all these batches.
-        name(store, 4, a=(50, 900))
-        recalled.append(place(50))
-        later, clock_ms = span(BATCH + 1), CLOCK_MS + 100
-        _, decision = decide(store, (51, "a", None), desk=desk)
-        recalled.clear()
-    else:
-        # So late that later batches would have handed it over.
-        later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
-        _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)
+    # So late that later batches would have handed it over.
+    later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
+    _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)
     assert {each.id for each in each_of(decision.cancelled)} == {place(50)}
     store_of(store, BATCH, decision)
     desk.stored(decision, span(), CLOCK_MS)

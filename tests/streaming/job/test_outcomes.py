@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from state.buckets.cancelled import in_no_bucket
-from state.message_ids import ID_SCHEMA, each_of, ids_of, is_below
+from state.message_ids import ID_SCHEMA, each_of, ids_of
 from streaming.job.outcomes import (
     CANCELLED,
     HANDED_OVER,
@@ -13,11 +12,9 @@ from streaming.job.outcomes import (
     OLD,
     OPEN,
     UNREAD,
-    UNSURE,
-    Mask,
     Outcomes,
-    by_partition,
 )
+from tests.messages import cancelled
 
 ENDS = {"in": {"0": 10, "1": 5}}
 EARLY, LATE, OTHER, UNKNOWN = ("in", 0, 3), ("in", 0, 9), ("in", 1, 4), ("elsewhere", 0, 1)
@@ -41,7 +38,7 @@ def test_what_the_batch_does_not_read_is_not_open() -> None:
 
 def test_an_outcome_is_found_for_each_ask_in_the_order_of_the_asks() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE, OTHER]), ENDS)
-    outcomes.cancel(in_no_bucket(ids_of([LATE]), 0))
+    outcomes.cancel(cancelled([(*LATE, 5, 5)]))
     assert outcome(outcomes, LATE, EARLY, LATE, OTHER) == [CANCELLED, OPEN, CANCELLED, OPEN]
     assert each_of(outcomes.open_ids(but=ids_of([OTHER]))) == {EARLY}
 
@@ -49,7 +46,7 @@ def test_an_outcome_is_found_for_each_ask_in_the_order_of_the_asks() -> None:
 def test_what_was_cancelled_before_is_no_row_of_this_batch_and_what_nobody_asked_for_may_be() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE]), ENDS)
     outcomes.set_cancelled(ids_of([EARLY]))
-    outcomes.cancel(in_no_bucket(ids_of([OTHER]), 0))
+    outcomes.cancel(cancelled([(*OTHER, 5, 5)]))
     assert outcomes.cancelled.select(ID_SCHEMA.names) == table(OTHER)
     assert outcome(outcomes, EARLY, LATE) == [CANCELLED, OPEN]
 
@@ -57,21 +54,9 @@ def test_what_was_cancelled_before_is_no_row_of_this_batch_and_what_nobody_asked
 def test_what_is_open_at_the_end_is_deleted_or_handed_over() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE, OTHER]), ENDS)
     outcomes.set_cancelled(ids_of([OTHER]))
-    outcomes.close(lambda asked: is_below(asked, {("in", 0): 4, ("in", 1): 5}), {})
+    outcomes.close({("in", 0): 4, ("in", 1): 5})
     assert outcome(outcomes, EARLY, LATE, OTHER) == [OLD, HANDED_OVER, CANCELLED]
 
 
-def test_what_an_answer_may_be_lost_about_is_unsure_unless_its_record_is_deleted() -> None:
-    newer = ("in", 1, 2)
-    outcomes = Outcomes(ids_of([EARLY, LATE, OTHER, newer]), ENDS)
-    outcomes.set_cancelled(ids_of([OTHER]))
-    outcomes.close(lambda asked: is_below(asked, {("in", 0): 4}), by_partition({"in": {"0": 10, "1": 2}}))
-    assert outcome(outcomes, EARLY, LATE, OTHER, newer) == [OLD, UNSURE, CANCELLED, HANDED_OVER]
-
-
-def test_nobody_asks_which_records_are_deleted_while_nothing_is_open() -> None:
-    def nobody(_: pa.Table) -> Mask:
-        raise AssertionError
-
-    Outcomes(ids_of([UNKNOWN]), ENDS).close(nobody, {})
+def test_of_no_ids_none_is_open() -> None:
     assert Outcomes({}, ENDS).open_ids() == {}
