@@ -3,13 +3,13 @@
 A record with the header `CANCEL_HEADER` is an *ask*. It is accepted like a message that goes to the results topic at
 once, with the id that it asks for as its key. So it is in order, handed over and released like any message, exactly
 once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in: when its batch has decided
-(`streaming.job.cancels`), or a release process.
+(`streaming.job.requests.desk`), or a release process.
 
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
 without these headers, and an ask for the message that it replaces.
 
 A record that has a *name* (`state.names`) is a replacement too, of whatever waits under the name. Which message that is
-the batch finds out (`streaming.job.names`), so until then its ask asks for `NOTHING`.
+the batch finds out (`streaming.job.requests.names`), so until then its ask asks for `NOTHING`.
 """
 
 from __future__ import annotations

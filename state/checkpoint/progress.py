@@ -40,6 +40,11 @@ class BatchSpan:
     input_ids: InputIds = field(default_factory=dict)
     previous_clock_ms: int = 0
 
+    @property
+    def handed_over_below_ms(self) -> int:
+        """The cutoff below which all was handed over before the batch, epoch ms: an earlier checkpoint's at first."""
+        return max(self.previous_ms, self.origin.cutoff_ms)
+
     def ranges(self) -> Ranges:
         """Return the first offset and the end of each (topic, partition) that the batch reads records of."""
         return {

@@ -5,15 +5,12 @@ It depends on no command, and starts no operation.
 Read `query` (how the parts are joined), `batch` (the steps of one batch), `arrivals` (when the next one begins),
 `claim_watch` (what forwarders have taken) and `old_claims` (which nobody needs), `lane_start` (opens and closes the
 lanes of forwarders), `admission` (what a batch refuses because too much waits), `prefetch_window` (sealed messages,
-loaded ahead of need) and `loaded_cancels` (which of these are cancelled since), `cancels` (where a message is that
-someone cancels), `outcomes` (what became of it) and `answers` (what is said about that), `names` (which message that
-is, if it is asked for by a name), `sealed_ids` (where a message is sealed) and `stored_ids` (which messages are
-cancelled, or have a name), in a `local_database` and in `id_runs`, `recalled` (what release processes have recalled),
-`look_ahead` (what is read of the table beside the batches), `service` (start, watch, end), `clock_watch`,
-`outage_watch` and `slow_batch_watch`, `task_progress` (whether a long batch goes on), `input_loss` (records that were
-deleted unread), `input_watch` (whether the input topics are still the same), `replayed_seal` (whether a replay seals
-what its first try did), `start_wait` (a start without a broker), `unchanged_buckets` (what waits in buckets since
-before the start).
+loaded ahead of need) and `loaded_cancels` (which of these are cancelled since), the package `requests` (cancels,
+replacements and names), `look_ahead` (what is read of the table beside the batches), `service` (start, watch, end),
+`clock_watch`, `outage_watch` and `slow_batch_watch`, `task_progress` (whether a long batch goes on), `input_loss`
+(records that were deleted unread), `input_watch` (whether the input topics are still the same), `replayed_seal`
+(whether a replay seals what its first try did), `start_wait` (a start without a broker), `unchanged_buckets` (what
+waits in buckets since before the start).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
 event time is the cutoff of the next batch: the present time plus the horizon, or less if more is due before than

@@ -38,7 +38,6 @@ from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.admission import Admission
 from streaming.job.arrivals import ArrivalWatch, reads_to_limit
-from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.claim_watch import ClaimWatch
 from streaming.job.clock_watch import check_not_ahead, now_ms
 from streaming.job.input_loss import read_bounds, warn_of_input_loss
@@ -48,6 +47,9 @@ from streaming.job.old_claims import OldClaims
 from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.query import tell_tasks
 from streaming.job.replayed_seal import SealedBatch
+from streaming.job.requests.decision import Decision
+from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.search import driver_rows
 from streaming.maintenance.failures import Failures
 from streaming.maintenance.maintenance import Maintenance
 from streaming.monitor.estimate import MutableDues
@@ -85,7 +87,7 @@ class BatchRunner:
             settings.bucket.shards,
             failures,
         )
-        self._cancels = CancelDesk(
+        self._cancels = RequestDesk(
             state.store,
             settings,
             has_run=state.handed_over_before_ms > 0,

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from sinks.bucket_table import BucketTable
-from streaming.job.cancels import CancelDesk
+from streaming.job.requests.desk import RequestDesk
 
 
 class LookAhead:
     """Works out what the newest version of the table has, and copies the ids that are new in it."""
 
     def __init__(
-        self, store: BucketTable, cancels: CancelDesk, start: Callable[[Callable[[], None]], Future[None]]
+        self, store: BucketTable, cancels: RequestDesk, start: Callable[[Callable[[], None]], Future[None]]
     ) -> None:
         """Take the table, who needs its ids, and `start`, which runs a function in another thread."""
         self._store = store

@@ -36,7 +36,7 @@ from state.checkpoint.progress import BatchSpan
 from state.claims import Claim, Terms
 from state.kinds import ANSWER, REQUEST
 from streaming.forward.process import ForwardProcess
-from streaming.job.recalled import RecalledMessages
+from streaming.job.requests.recalled import RecalledMessages
 from streaming.status.lanes import lane_statuses
 from streaming.status.processes import running_members
 from streaming.status.ready import ready_shards

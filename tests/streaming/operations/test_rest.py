@@ -24,7 +24,7 @@ from state.name_holders import HOLDER_SCHEMA
 from state.names import NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
 from streaming.checkpoint.handover import seal_rest
-from streaming.job.stored_ids import StoredIds
+from streaming.job.requests.stored_ids import StoredIds
 from streaming.operations.rebuild import ids_left, names_of
 from streaming.operations.rest import Rest
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings

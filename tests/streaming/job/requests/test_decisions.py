@@ -43,11 +43,12 @@ from state.message_ids import ID, each_of, ids_of, parse_id
 from state.names import FROM_HEADER, name_rows
 from state.reasons import Reason
 from state.shards import by_shard
-from streaming.job.cancels import CancelDesk, Decision
-from streaming.job.recalled import RecalledMessages
+from streaming.job.requests.decision import Decision
+from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.recalled import RecalledMessages
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
-from tests.streaming.job.cancel_model import Answer, Model, Record
-from tests.streaming.job.memory_table import MemoryTable
+from tests.streaming.job.requests.cancel_model import Answer, Model, Record
+from tests.streaming.job.requests.memory_table import MemoryTable
 
 TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
 HORIZON_MS = 1_000
@@ -145,7 +146,7 @@ class Service:
 
     table: Any
     recalled: list[MessageId]
-    desk: CancelDesk | None = None
+    desk: RequestDesk | None = None
     buckets: list[bytes | None] = field(default_factory=lambda: [None] * SHARDS)
     sealed: dict[int, pa.Table] = field(default_factory=dict)
     ready: dict[MessageId, int] = field(default_factory=dict)
@@ -185,7 +186,7 @@ class Service:
             self.desk = None
 
     def _decide(self, output: pa.Table, span: BatchSpan, clock_ms: int) -> Decision:
-        self.desk = self.desk or CancelDesk(self.table, Settings())
+        self.desk = self.desk or RequestDesk(self.table, Settings())
         rows: list[Any] = output.to_pylist()
         frame: Any = self.table.frame(output)
         return self.desk.decide(frame, rows, span, clock_ms)
@@ -412,7 +413,7 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
         patched.setattr(RecalledMessages, "known_from", {})
         patched.setattr(RecalledMessages, "read", lambda *_: None)
         patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_of(wanted) & set(recalled)))
-        patched.setattr("streaming.job.local_database.SparkFiles.getRootDirectory", tempfile.gettempdir)
+        patched.setattr("streaming.job.requests.local_database.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled
 
 

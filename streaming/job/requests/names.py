@@ -2,7 +2,8 @@
 
 In the order of their ids, each record with a name asks for the message before it: the last one of its batch, or else
 the one that got the name in an earlier batch, by the table. What comes of that is decided as for any other ask
-(`streaming.job.cancels`). A message that another message, or a cancel, of its own batch asks for is never handed over.
+(`streaming.job.requests.decision`). A message that another message, or a cancel, of its own batch asks for is never
+handed over.
 
 A message has its name until it is due, and after an outage until it is handed over: what was to come out meanwhile
 waits in the table, and is cancelled like anything else that waits.
@@ -25,8 +26,8 @@ from state.cancel import ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import Ids, each_of, ids_in, ids_of
 from state.names import NAMED_SCHEMA
-from streaming.job.local_database import table_from
-from streaming.job.stored_ids import StoredIds
+from streaming.job.requests.local_database import table_from
+from streaming.job.requests.stored_ids import StoredIds
 
 
 class Holder(NamedTuple):
@@ -72,7 +73,7 @@ def look_up(
         clock_ms: its clock, epoch ms.
         waiting: returns which of some messages wait in the table (`CANCELLED_SCHEMA`).
     """
-    previous_ms = max(span.previous_ms, span.origin.cutoff_ms)
+    previous_ms = span.handed_over_below_ms
     # A message that waits has its name although it is due.
     free_ms = min(clock_ms, previous_ms)
     # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch hands them over.

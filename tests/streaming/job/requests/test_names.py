@@ -22,11 +22,12 @@ from state.checkpoint.progress import BatchSpan
 from state.kinds import REQUEST
 from state.message import encode_chunk
 from state.names import NAMED_SCHEMA, name_rows
-from streaming.job.cancels import CancelDesk, Decision
-from streaming.job.names import Holder, LookedUp, in_turn, look_up
-from streaming.job.stored_ids import StoredIds
+from streaming.job.requests.decision import Decision
+from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.names import Holder, LookedUp, in_turn, look_up
+from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
-from tests.streaming.job.test_cancels import (
+from tests.streaming.job.requests.test_desk import (
     BATCH,
     CLOCK_MS,
     PREVIOUS_MS,
@@ -69,7 +70,7 @@ def decide(
     of: BatchSpan | None = None,
     clock_ms: int = CLOCK_MS,
     found: Iterable[int] = (),
-    desk: CancelDesk | None = None,
+    desk: RequestDesk | None = None,
 ) -> tuple[dict[int, Any], Decision]:
     """Return the answer to each ask that gets one, and the decision. An ask that goes on has its new key.
 
@@ -83,7 +84,7 @@ def decide(
     found_due_ms = [None] * len(given) + [dues.get(offset, FAR_MS) for offset in found]
     chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64())))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
-    desk = desk or CancelDesk(store, Settings())
+    desk = desk or RequestDesk(store, Settings())
     decision = desk.decide(frame, rows, of or span(), clock_ms)
     answers: dict[int, Any] = {}
     to_names = [answer for answer in decision.answers.to_pylist() if answer["topic"] == TOPIC]
@@ -335,9 +336,9 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
 def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancelled_is_deleted(
     store: BucketTable, known_from: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streaming.job.cancels._FORGET_EVERY_S", -1.0)
+    monkeypatch.setattr("streaming.job.requests.desk._FORGET_EVERY_S", -1.0)
     known_from[TOPIC, 0] = READ
-    desk = CancelDesk(store, Settings())
+    desk = RequestDesk(store, Settings())
     # So late that later batches would have handed it over.
     later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
     _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from state.message_ids import ID_SCHEMA, each_of, ids_of
-from streaming.job.outcomes import (
+from streaming.job.requests.outcomes import (
     CANCELLED,
     HANDED_OVER,
     NO_INPUT,

@@ -1,7 +1,7 @@
 """The messages that release processes have recalled: the job follows the recalled topic, and forgets what is old.
 
 The topic is read from its beginning by each process, beside its first batches. What it has is on the driver's local
-disk from then on (`streaming.job.id_runs`).
+disk from then on (`streaming.job.requests.id_runs`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sinks.topics.topics import input_bounds, input_offsets_at, partition_counts
 from state.checkpoint.origin import as_offsets, by_partition
 from state.message_ids import ID_SCHEMA, Ids
 from state.recalled import Recall, partition_of_shard, read_recall
-from streaming.job.id_runs import IdRuns
-from streaming.job.local_database import table_from
+from streaming.job.requests.id_runs import IdRuns
+from streaming.job.requests.local_database import table_from
 
 log = logging.getLogger(__name__)
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import (
     ALWAYS,
-    NONE_REPLACED,
     OLD_MS,
     MessageId,
     Undecided,
-    accepted_replacements,
     answer,
     answers_of,
     answers_to,
     asks_of,
-    replaced_by,
     undecided_asks,
 )
-from state.message_ids import Ids, among, each_of, ids_in
+from state.message_ids import Ids, among
 from state.reasons import Reason
-from streaming.job.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, Outcomes
+from streaming.job.requests.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, Outcomes
 
 _REASONS = {
     CANCELLED: Reason.WITHDRAWN,
@@ -36,39 +29,6 @@ _REASONS = {
     UNREAD: Reason.NOT_READ,
     NO_INPUT: Reason.NO_INPUT_TOPIC,
 }
-
-
-@dataclass(frozen=True)
-class Replacements:
-    """What becomes of the replacements of a batch.
-
-    - `accepted`: their ids
-    - `refused`: the others that the batch has not cancelled otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
-    - `replaced`: the accepted one, by the message that it has replaced; without those that have a name
-    """
-
-    accepted: frozenset[MessageId] = frozenset()
-    refused: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
-    replaced: Mapping[MessageId, MessageId] = field(default_factory=lambda: NONE_REPLACED)
-
-    @staticmethod
-    def of(asks: pa.Table, cancelled: pa.Table, replaced_before: Mapping[MessageId, MessageId]) -> Replacements:
-        """Decide the replacements among `asks` (`ASK_SCHEMA`).
-
-        `cancelled` is what the batch cancels (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has
-        replaced.
-        """
-        if asks.column("condition").null_count == asks.num_rows:
-            return Replacements()
-        taken = each_of(ids_in(cancelled))
-        every = asks_of(asks)
-        accepted = accepted_replacements(every, taken, replaced_before)
-        # Once, and not for each: all records of a batch may be replacements.
-        settled = accepted | taken
-        refused = [ask for ask in every if ask.condition is not None and ask.id not in settled]
-        rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
-        as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
-        return Replacements(frozenset(accepted), as_cancelled, replaced_by(every, taken, accepted))
 
 
 def answers_by(

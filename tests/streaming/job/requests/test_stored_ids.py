@@ -14,7 +14,7 @@ from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
 from state.message_ids import ids_of, table_of
 from state.names import NAMED_SCHEMA, name_rows
-from streaming.job.stored_ids import StoredIds
+from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
 
 TOPIC, OTHER = "delayline-in", "other"

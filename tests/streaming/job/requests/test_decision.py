@@ -7,8 +7,8 @@ import pytest
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import ALWAYS, ASK_SCHEMA, WAITING, MessageId, accepted_replacements
-from streaming.job import answers
-from streaming.job.answers import Replacements
+from streaming.job.requests import decision
+from streaming.job.requests.decision import Replacements
 
 
 class CountedSet(set[MessageId]):
@@ -27,7 +27,7 @@ def replacements(*conditions: str) -> pa.Table:
 
 
 def test_what_is_neither_accepted_nor_cancelled_is_refused_by_one_look_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "accepted_replacements", lambda *args: CountedSet(accepted_replacements(*args)))
+    monkeypatch.setattr(decision, "accepted_replacements", lambda *args: CountedSet(accepted_replacements(*args)))
     cancelled = pa.Table.from_pylist(
         [dict(zip(CANCELLED_SCHEMA.names, ("in", 0, offset, 5, 5), strict=True)) for offset in (1, 103)],
         schema=CANCELLED_SCHEMA,

@@ -12,8 +12,8 @@ from sinks.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import MergeName
 from state.index.locate import located
 from state.message_ids import Ids, ids_of
-from streaming.job import sealed_ids
-from streaming.job.sealed_ids import SealedIds
+from streaming.job.requests import sealed_ids
+from streaming.job.requests.sealed_ids import SealedIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sinks.bucket_table import BucketTable
 from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, located
 from state.message_ids import Ids
-from streaming.job.local_database import as_tuples, local_database, table_from
+from streaming.job.requests.local_database import as_tuples, local_database, table_from
 
 # The columns of `ENTRY_SCHEMA`, in its order.
 _TABLES = """

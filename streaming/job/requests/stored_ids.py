@@ -20,8 +20,8 @@ from state.cancel import NONE_REPLACED, MessageId
 from state.checkpoint.origin import Offsets
 from state.message_ids import ID, Ids, parse_id
 from state.names import NAMED_SCHEMA
-from streaming.job.id_runs import IdRuns
-from streaming.job.local_database import as_tuples, local_database
+from streaming.job.requests.id_runs import IdRuns
+from streaming.job.requests.local_database import as_tuples, local_database
 
 _TABLES = """
     CREATE TABLE replaced (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER, replacement BLOB,

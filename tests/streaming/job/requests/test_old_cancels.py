@@ -23,12 +23,13 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import REQUEST
 from state.message import encode_chunk
-from streaming.job.cancels import CancelDesk, Decision
+from streaming.job.requests.decision import Decision
+from streaming.job.requests.desk import RequestDesk
 from streaming.local.broker import EmbeddedBroker
 from streaming.maintenance.maintenance import Maintenance
 from tests.conftest import MakeSettings
 from tests.messages import cancelled, some_batch_settings
-from tests.streaming.job.test_cancels import output_of
+from tests.streaming.job.requests.test_desk import output_of
 from tests.streaming.sealed import cancelled_in, seal_messages
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -55,7 +56,7 @@ def span(settings: Settings, batch_id: int) -> BatchSpan:
     return BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, NOW_MS, NOW_MS + MINUTE, ends, ends)
 
 
-def results(desk: CancelDesk, store: BucketTable, settings: Settings, batch_id: int) -> dict[int, str | int]:
+def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id: int) -> dict[int, str | int]:
     """Return what comes of an ask for each message: the result, or how the release processes are told of it."""
     asks = [
         dict.fromkeys(ASKED_SCHEMA.names)
@@ -87,12 +88,12 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
         table = cancelled((topic, 0, *row) for row in rows)
         store.append(store.spark.createDataFrame(cancelled_rows(table, bucket)), "checkpoint", bucket)
     markers: list[Progress | None] = [Progress(span(settings, batch_id=9))] * 2
-    monkeypatch.setattr("streaming.job.cancels.read_markers", lambda _: markers)
-    monkeypatch.setattr("streaming.job.cancels._FORGET_EVERY_S", -1.0)
+    monkeypatch.setattr("streaming.job.requests.desk.read_markers", lambda _: markers)
+    monkeypatch.setattr("streaming.job.requests.desk._FORGET_EVERY_S", -1.0)
     # A message that waits is cancelled, and other old ones that do not wait may have been.
     before = dict.fromkeys((0, 1, 2, 3, 6), "cancelled") | {4: OLD_MS, 5: OLD_MS, 7: 1, 8: 1}
     after = before | {0: OLD_MS, 1: OLD_MS}
-    with closing(CancelDesk(store, settings)) as desk:
+    with closing(RequestDesk(store, settings)) as desk:
         assert results(desk, store, settings, 9) == before
         maintenance = Maintenance(
             store, SegmentCatalog([]), {}, (), BATCH_SETTINGS, 1, 2,
@@ -106,5 +107,5 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
         # What this process has in its copy, it forgets beside the next batch.
         desk.stored(Decision(), span(settings, 9), NOW_MS)
         assert results(desk, store, settings, 10) == after
-    with closing(CancelDesk(store, settings)) as desk:
+    with closing(RequestDesk(store, settings)) as desk:
         assert results(desk, store, settings, 11) == after, "after a restart"

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from state.message_ids import ids_of
-from streaming.job import id_runs
-from streaming.job.id_runs import IdRuns
+from streaming.job.requests import id_runs
+from streaming.job.requests.id_runs import IdRuns
 
 SCHEMA = pa.schema(
     [

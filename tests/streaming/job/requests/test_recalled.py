@@ -18,8 +18,8 @@ from conf.settings import CancelSettings, Settings
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
 from state.recalled import partition_of_shard, recall_records
-from streaming.job import recalled
-from streaming.job.recalled import RecalledMessages
+from streaming.job.requests import recalled
+from streaming.job.requests.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -32,7 +32,7 @@ ALL = range(20)
 
 @pytest.fixture(autouse=True)
 def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("streaming.job.id_runs.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    monkeypatch.setattr("streaming.job.requests.id_runs.SparkFiles.getRootDirectory", lambda: str(tmp_path))
 
 
 @pytest.fixture

@@ -27,10 +27,12 @@ from state.kinds import ANSWER
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import each_of as each_id
 from state.message_ids import ids_of, parse_id
-from streaming.job.cancels import CancelDesk, Decision, driver_rows
 from streaming.job.prefetch_window import PrefetchWindow
-from streaming.job.recalled import RecalledMessages
-from streaming.job.stored_ids import StoredIds
+from streaming.job.requests.decision import Decision
+from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.recalled import RecalledMessages
+from streaming.job.requests.search import driver_rows
+from streaming.job.requests.stored_ids import StoredIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages, some_batch_settings
@@ -60,7 +62,7 @@ def known_from(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
 def markers(monkeypatch: pytest.MonkeyPatch) -> list[Progress | None]:
     """The last marker of each of two shards: the other one has handed over nothing for long."""
     own: list[Progress | None] = [Progress(span(previous_ms=700)), Progress(span(BATCH - 1, 600))]
-    monkeypatch.setattr("streaming.job.cancels.read_markers", lambda _: own)
+    monkeypatch.setattr("streaming.job.requests.desk.read_markers", lambda _: own)
     return own
 
 
@@ -153,7 +155,7 @@ def decide(
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
+    decision = RequestDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
     by_ask = answers_in(decision)
     assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
     answers = [by_ask["asks", 1, at] for at in range(len(asks))]
@@ -176,7 +178,7 @@ def replace(
     asks = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in terms]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
-    decision = CancelDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
+    decision = RequestDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
     return [(answer["result"], answer["accepted"]) for answer in answers], decision
@@ -184,7 +186,7 @@ def replace(
 
 def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
     frame, rows = output_of(store, [{"kind": SEALED}])
-    assert CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS) == Decision()
+    assert RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS) == Decision()
 
 
 def test_what_the_state_stage_took_out_is_cancelled_and_kept_until_it_would_be_due(store: BucketTable) -> None:
@@ -287,17 +289,17 @@ def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
     known_from: dict[tuple[str, int], int], markers: list[Progress | None]
 ) -> None:
     no_store: Any = None
-    assert not any(CancelDesk(no_store, Settings()).forgettable(900).old_below.values()), "no record is old"
+    assert not any(RequestDesk(no_store, Settings()).forgettable(900).old_below.values()), "no record is old"
     known_from[TOPIC, 0] = 5
-    desk = CancelDesk(no_store, Settings())
+    desk = RequestDesk(no_store, Settings())
     # The batch of the newest marker may not be over.
     assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
     assert desk.forgettable(650) == Forgettable(650, BATCH, {(TOPIC, 0): 5})
     # A checkpoint that has not handed over anything.
     markers[:] = [Progress(BatchSpan(CheckpointOrigin("d", 2, 1)))]
-    assert CancelDesk(no_store, Settings()).forgettable(900).due_before_ms == 0
+    assert RequestDesk(no_store, Settings()).forgettable(900).due_before_ms == 0
     markers[:] = [None, None]
-    assert CancelDesk(no_store, Settings()).forgettable(900) == NOTHING_FORGETTABLE
+    assert RequestDesk(no_store, Settings()).forgettable(900) == NOTHING_FORGETTABLE
 
 
 @pytest.mark.thorough
@@ -309,7 +311,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     known_from[TOPIC, 0] = 5
-    store.join_cancelled([2, 3], CancelDesk(store, Settings()).forgettable(1_000))
+    store.join_cancelled([2, 3], RequestDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     assert cancelled_in(store)[TOPIC, 0] == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)
@@ -420,7 +422,7 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
     ask = dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, 5, "asks", 1, 0, None, None, None, None), strict=True))
     chunk = encode_chunk(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
-    decision = CancelDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
+    decision = RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
     (value,) = decision.answers.column("value").to_pylist()
     # For the release processes, an ask of 1970 is older than they are: they answer it with `unknown` at the worst.
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
@@ -431,10 +433,10 @@ def test_what_is_old_is_forgotten_each_minute_beside_a_batch(
 ) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(RecalledMessages, "forget", lambda _, *instants: told.append(instants))
-    desk, now_s = CancelDesk(store, Settings()), time.monotonic()
+    desk, now_s = RequestDesk(store, Settings()), time.monotonic()
     frame, rows = asked_for(store, 5)
     for number, after_s, count in ((1, 0, 0), (2, 61, 1), (3, 62, 1), (4, 123, 2)):
-        monkeypatch.setattr("streaming.job.cancels.time.monotonic", lambda after_s=after_s: now_s + after_s)
+        monkeypatch.setattr("streaming.job.requests.desk.time.monotonic", lambda after_s=after_s: now_s + after_s)
         desk.stored(Decision(), span(BATCH + number), CLOCK_MS)
         # A batch that is asked for something waits for what is noted.
         assert not desk.decide(frame, rows, span(BATCH + number + 1), CLOCK_MS).cancelled.num_rows
@@ -455,7 +457,7 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
         return read(*arguments)
 
     monkeypatch.setattr(BucketTable, "ids_before", slowly)
-    desk = CancelDesk(store, Settings(), is_expected=True)
+    desk = RequestDesk(store, Settings(), is_expected=True)
     desk.stored(Decision(), span(), CLOCK_MS)
     # No batch waits for it that nobody asks for anything.
     desk.before_batch()

@@ -1,0 +1,153 @@
+"""What a batch decides about its asks, once it is known where each message is. Nothing is read here.
+
+| the message | the answer |
+| --- | --- |
+| is in the mutable bucket of its shard, or came in the same batch | `cancelled`: the state stage has taken it out |
+| is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
+| was cancelled before by a batch, or recalled by a release process | `cancelled`, with what waits and has the same id |
+| is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
+| is older than what the job knows for certain | the release processes answer, and never `too-late` without having it |
+| is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
+| is not read yet, or of no input topic | `unknown` |
+
+An ask by a name is one by an id here (`streaming.job.requests.names`). Nobody waits for an answer if it came with a
+message; then it is passed on only if the message before is handed over, and dropped otherwise.
+
+A replacement that is accepted is handed over or sealed like any message. One that is refused counts as cancelled: if
+its batch has sealed it, each window and merge leaves it out.
+
+A replay decides the same. What earlier batches cancelled and sealed is known by the numbers of their buckets. A message
+that waits in a bucket stays there until it is handed over or cancelled, whatever is merged. And what this batch cancels
+is stored before any of its answers is handed over: a rebuild, which has no replay, finds it. What release processes
+have recalled may be more in the replay: an answer may then be another one, but no ask has another fate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.cancel import (
+    ANSWER_SCHEMA,
+    NONE_REPLACED,
+    MessageId,
+    Undecided,
+    accepted_replacements,
+    asks_of,
+    replaced_by,
+    replacement_ids,
+)
+from state.message_ids import Ids, each_of, ids_in, ids_of, united
+from state.names import NAMED_SCHEMA
+from streaming.job.requests.answers import answers_by, answers_for_nothing
+from streaming.job.requests.outcomes import Outcomes
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a batch decides: its answers, the messages that it cancels, and what it does not hand over.
+
+    `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `left_out` are messages that
+    came with the batch, and are not handed over if they are due now: replacements that it refuses, and others that are
+    cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
+    (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each cancelled message that one has cancelled.
+    """
+
+    answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
+    cancelled: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
+    left_out: Ids = field(default_factory=dict)
+    names: pa.Table = field(default_factory=NAMED_SCHEMA.empty_table)
+    replaced: Mapping[MessageId, MessageId] = field(default_factory=dict)
+
+    def shows(self, cutoff_ms: int) -> bool:
+        """Return whether anybody can tell, by what is handed over below `cutoff_ms` (epoch ms), what is cancelled.
+
+        By an answer, or by the message in whose favour something is cancelled. Then it must be stored before: a rebuild
+        would not know it, and deliver the cancelled message as well.
+        """
+        if not self.cancelled.num_rows:
+            return False
+        is_told = pc.any(pc.is_valid(self.answers.column("value"))).as_py()
+        return bool(is_told or pc.any(pc.less(self.names.column("deliver_at_ms"), cutoff_ms)).as_py())
+
+
+class Facts(NamedTuple):
+    """What is known of the messages that a batch's asks ask for.
+
+    - `outcomes`: what the batch cancels of them, and what was cancelled before
+    - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
+    - `names`: the messages that have names from now on (`NAMED_SCHEMA`)
+    - `due_now`: what the batch cancels of that which it would hand over itself (`CANCELLED_SCHEMA`)
+    - `recalled`: what release processes have recalled
+    - `known_from`: from which offset of each input partition on nothing is forgotten
+    - `replaced_before`: what a lost batch has replaced, and the id of each one's replacement
+    """
+
+    outcomes: Outcomes
+    superseded: pa.Table
+    names: pa.Table
+    due_now: pa.Table
+    recalled: Ids
+    known_from: Mapping[tuple[str, int], int]
+    replaced_before: Mapping[MessageId, MessageId]
+
+
+def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
+    """Decide `asks` (`ASK_SCHEMA`); those by a name that no message has ask for `NOTHING`.
+
+    `undecided` takes the place of an answer if the release processes must decide.
+    """
+    is_for_something = pc.greater_equal(asks.column("offset"), 0)
+    asks, for_nothing = asks.filter(is_for_something), asks.filter(pc.invert(is_for_something))
+    outcomes = facts.outcomes
+    # As many go on in a replay, whatever is recalled since.
+    not_waiting = outcomes.open_ids()
+    outcomes.set_cancelled(facts.recalled)
+    replacements = Replacements.of(asks, outcomes.cancelled, facts.replaced_before)
+    outcomes.cancel(replacements.refused)
+    outcomes.close(facts.known_from)
+    answers = [
+        answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
+        answers_for_nothing(for_nothing),
+    ]
+    refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
+    left_out = united([refused, ids_in(facts.due_now), ids_in(facts.superseded)])
+    return Decision(pa.concat_tables(answers), outcomes.cancelled, left_out, facts.names, replacements.replaced)
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """What becomes of the replacements of a batch.
+
+    - `accepted`: their ids
+    - `refused`: the others that the batch has not cancelled otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
+    - `replaced`: the accepted one, by the message that it has replaced; without those that have a name
+    """
+
+    accepted: frozenset[MessageId] = frozenset()
+    refused: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
+    replaced: Mapping[MessageId, MessageId] = field(default_factory=lambda: NONE_REPLACED)
+
+    @staticmethod
+    def of(asks: pa.Table, cancelled: pa.Table, replaced_before: Mapping[MessageId, MessageId]) -> Replacements:
+        """Decide the replacements among `asks` (`ASK_SCHEMA`).
+
+        `cancelled` is what the batch cancels (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has
+        replaced.
+        """
+        if asks.column("condition").null_count == asks.num_rows:
+            return Replacements()
+        taken = each_of(ids_in(cancelled))
+        every = asks_of(asks)
+        accepted = accepted_replacements(every, taken, replaced_before)
+        # Once, and not for each: all records of a batch may be replacements.
+        settled = accepted | taken
+        refused = [ask for ask in every if ask.condition is not None and ask.id not in settled]
+        rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
+        as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
+        return Replacements(frozenset(accepted), as_cancelled, replaced_by(every, taken, accepted))
