@@ -3,7 +3,7 @@
 A record with the header `CANCEL_HEADER` is an *ask*. It is accepted like a message that goes to the results topic at
 once, with the id that it asks for as its key. So it is in order, handed over and released like any message, exactly
 once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in: when its batch has decided
-(`streaming.job.requests.desk`), or a release process.
+(`streaming.job.requests.decision`), or a release process.
 
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
 without these headers, and an ask for the message that it replaces.
