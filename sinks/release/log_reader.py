@@ -1,12 +1,15 @@
 """Reads the two logs of a shard: first up to their ends, then what comes.
 
 Two consumers, each for both logs: one waits at the broker for what comes; the other reads what is there and does not
-wait for more, so that it finds the ends of the logs at once.
+wait for more, so that it finds the ends of the logs at once. Behind the ends that it has found, more may have come
+while the records before were taken in. What is released without that would be out of order. So it reads on until it has
+all that was there a moment ago.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -30,6 +33,9 @@ _MOST_AT_ONCE = 100
 _TIMEOUT_S = 30.0
 # What a reader may have fetched ahead. A larger record is fetched alone.
 _PREFETCH_KBYTES = 4096
+# How long the ends of the logs that were asked for count as the present ones: nothing is due less than 0.3 s after it
+# has come, but for what nobody can put in order.
+_PRESENT_S = 0.1
 # A larger gap is not read through, but sought across.
 _GAP = 50
 _REMEDY = (
@@ -41,8 +47,8 @@ _REMEDY = (
 class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
-    `position` is the one to go on from. `at_end` is set once everything that was there has been read. `ends` are the
-    offsets below which all of each log is read, records without messages included.
+    `position` is the one to go on from. `at_end` is set once everything that was there lately has been read. `ends` are
+    the offsets below which all of each log is read, records without messages included.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:
@@ -55,6 +61,10 @@ class LogReader:
         self.ends = {log: self.position.of(log).lowest for log in Log}
         # The logs whose end is not found yet.
         self._beginning = set(Log)
+        # Where the logs ended when that was asked, until when that counts as the present, by the monotonic clock, and
+        # for how long it does the next time.
+        self._sought = dict(self.ends)
+        self._present_until_s, self._present_s = -math.inf, _PRESENT_S
         self._options = {
             **options,
             "group.id": f"{settings.ready_topic}-reader",
@@ -86,6 +96,8 @@ class LogReader:
 
         Raises ReadyLogLost, RightMissing; KafkaException after all that has come, so that the caller may go on later.
         """
+        if not (self.at_end or self._beginning):
+            self._follow_at_ends()
         consumer = self._coming if self.at_end else self._there
         first = consumer.poll(timeout_s)
         if first is None:
@@ -96,10 +108,6 @@ class LogReader:
                 log = self._log_of(message)
                 self.ends[log] = message.offset() or 0
                 self._beginning.discard(log)
-                if not (self.at_end or self._beginning):
-                    self._follow()
-                    # What may follow here is read by the other consumer.
-                    break
                 continue
             try:
                 if not self._is_record(message):
@@ -156,8 +164,19 @@ class LogReader:
         with right_named("Read", f"topic {self._topics[log]}"):
             return topic_id(options, self._topics[log])
 
-    def _follow(self) -> None:
-        """Go on at the ends of the logs with what comes."""
+    def _follow_at_ends(self) -> None:
+        """Go on at the ends of the logs with what comes, if they are the present ones. Raises KafkaException."""
+        if time.monotonic() > self._present_until_s:
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            # By the other consumer, which is connected then.
+            self._sought = {log: bounds(self._coming, self._partition(log), deadline_s)[1] for log in Log}
+            self._present_until_s = time.monotonic() + self._present_s
+            # A host that is too busy for it must not ask for ever.
+            self._present_s *= 2
+        self._beginning = {log for log in Log if self.ends[log] < self._sought[log]}
+        if self._beginning:
+            return
+        # What this consumer has fetched since is read by the other one.
         self._there.unassign()
         self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
         self.at_end = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
-from sinks.internal_topics.position import Log
+from sinks.internal_topics.position import Log, Place
 from sinks.ready_log.chunk import chunk_record
+from sinks.release.log_reader import LogReader
 from sinks.release.wall_clock import now_ms
 from state.cancel import Undecided
 from state.kinds import REQUEST
@@ -96,3 +98,19 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     assert position is not None
     # The chunk of what was cancelled has another message, and the ask is read again after a crash.
     assert (position.near.lowest, position.ready.lowest) == (1, 2)
+
+
+def test_what_has_come_while_the_rest_was_taken_in_is_read_before_the_reader_is_at_the_ends(
+    bench: ReleaseBench,
+) -> None:
+    bench.hand_over(_chunk(bench, {1: 1}), log=Log.NEAR)
+    with LogReader(bench.settings, bench.options, 0, None) as reader:
+        # The client has fetched all and knows the end, and nobody has taken it.
+        time.sleep(2)
+        bench.hand_over(_chunk(bench, {2: 2}), log=Log.NEAR)
+        read: list[Place] = []
+        while not reader.at_end:
+            read += [place for place, _, _ in reader.read(0.05)]
+        assert len(read) == 2
+        bench.hand_over(_chunk(bench, {3: 3}), log=Log.NEAR)
+        assert_eventually(lambda: list(reader.read(0.05)), 30)
