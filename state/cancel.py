@@ -254,10 +254,11 @@ class Undecided(NamedTuple):
     """What the value of an ask says whose message is handed over: the release processes decide it.
 
     - `due_before_ms`: the message, if it waits there, is due before this instant, epoch ms
-    - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if an answer may not be read yet that says so, and
+    - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if a recall may not be read yet that says so, and
       `OLD_MS` if that may be forgotten
     - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
     - `replaces`: whether the ask is that of a message which is accepted in any case
+    - `epoch`: that of the checkpoint whose batch has read it
     """
 
     due_before_ms: int
@@ -265,6 +266,7 @@ class Undecided(NamedTuple):
     shards: int
     left: int
     replaces: bool = False
+    epoch: int = 1
 
     def to_bytes(self) -> bytes:
         """Return the value of the ask."""

@@ -1,44 +1,80 @@
-"""Records of the recalled topic: which messages release processes have recalled.
+"""Records of the recalled topic: which messages release processes have recalled, and from where on the job knows that.
 
-The topic is internal and compacted. Its first partition has one key, with the bounds of what the job knows
-(`sinks.internal_topics.known_from`). Each of the others belongs to a shard, and has a record for each message that the
-shard has recalled, by the message's id. The record is written in the transaction that answers the request, and deleted
-when the job forgets the message.
+The topic is internal and compacted. Its first partition has one key, with `KnownFrom`. Each of the others belongs to a
+shard, and has a `Recall` for each message that the shard has recalled, by the message's id. A recall is written in the
+transaction that answers the request, and deleted when the job has forgotten the message.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from conf.errors import InvariantViolated
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from conf.errors import CheckpointMismatch
 from state.cancel import MessageId
+from state.checkpoint.origin import Offsets
+from state.checkpoint.stored_json import STORED, RecordFormat
 from state.message_ids import Ids, id_texts, parse_id, table_of
 
+KNOWN_FROM_PARTITION, KNOWN_FROM_KEY = 0, b"known-from"
 
-class Recall(NamedTuple):
-    """A message that was recalled: its id, and an instant before which it was due, epoch ms."""
 
-    id: MessageId
+@dataclass(frozen=True, config=STORED)
+class Recall:
+    """What is recorded of a message that was recalled.
+
+    - `due_before_ms`: an instant before which it was due, epoch ms
+    - `epoch`: that of the checkpoint whose request it was. `delayline run --fresh` accepts the message again, in a
+      later one
+    """
+
     due_before_ms: int
+    epoch: int
+
+
+@dataclass(frozen=True, config=STORED)
+class KnownFrom:
+    """From which offset of each input partition on the job knows what became of each message: it never goes back.
+
+    `input_ids` are Kafka's ids of the input topics.
+    """
+
+    offsets: Offsets
+    input_ids: dict[str, str]
+
+
+_RECALL = RecordFormat(TypeAdapter(Recall), "a record of the recalled topic")
+_KNOWN_FROM = RecordFormat(TypeAdapter(KnownFrom), "a record of the recalled topic")
 
 
 def partition_of_shard(shard: int) -> int:
     """Return the partition that has what a shard has recalled."""
-    return 1 + shard
+    return KNOWN_FROM_PARTITION + 1 + shard
 
 
-def recall_records(ids: Ids, due_before_ms: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the key and the value of the record for each of `ids`, all of which are due before `due_before_ms`."""
-    value = json.dumps({"due_before_ms": due_before_ms}).encode()
+def recall_records(ids: Ids, recall: Recall) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the key and the value of the record for each of `ids`."""
+    value = _RECALL.dump(recall)
     for text in id_texts(table_of(ids)).to_pylist():
         yield text.encode(), value
 
 
-def read_recall(key: bytes | None, value: bytes) -> Recall:
-    """Read such a record. Raises InvariantViolated for another one, which the service has not written."""
+def read_recall(key: bytes | None, value: bytes) -> tuple[MessageId, Recall]:
+    """Read such a record. Raises CheckpointMismatch for another one, FormatMismatch."""
+    recall = _RECALL.read_of("recalled", "a recalled message", value)
     try:
-        return Recall(parse_id((key or b"").decode()), int(json.loads(value)["due_before_ms"]))
-    except (ValueError, TypeError, KeyError, RecursionError) as problem:
-        raise InvariantViolated(f"the record with the key {key!r} is none of a release process: {problem}") from problem
+        return parse_id((key or b"").decode()), recall
+    except ValueError as problem:
+        raise CheckpointMismatch(f"the recalled topic has a record with the key {key!r}: {problem}") from problem
+
+
+def known_from_record(known: KnownFrom) -> bytes:
+    """Return the value of the record."""
+    return _KNOWN_FROM.dump(known)
+
+
+def read_known_from(value: bytes) -> KnownFrom:
+    """Read the value of the record. Raises CheckpointMismatch, FormatMismatch."""
+    return _KNOWN_FROM.read_of("recalled", "from where on the job knows messages", value)

@@ -54,12 +54,14 @@ class Removal:
 
     - `place`: of the chunk
     - `until`: all these messages come before this in the delivery order
+    - `epoch`: of the checkpoint whose asks they are
     - `ids`: those that were taken out; if it is not `certain`, those that were asked for, before a crash
     - `forget_ms`: until when it is remembered, epoch ms
     """
 
     place: Place
     until: OrderKey
+    epoch: int
     ids: Ids
     certain: bool
     forget_ms: int
@@ -80,7 +82,8 @@ class Decided:
 
 def removed_before(place: Place, asks: pa.Table) -> Removal:
     """Return what `asks`, of the chunk at `place`, may have taken out before a crash."""
-    return Removal(place, _until(_terms(asks)), ids_in(asked_by(asks)), certain=False, forget_ms=0)
+    terms = _terms(asks)
+    return Removal(place, _until(terms), terms[0].epoch, ids_in(asked_by(asks)), certain=False, forget_ms=0)
 
 
 def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
@@ -147,7 +150,7 @@ def decide(
     passed_on = asks.filter(pa.array(goes_on))
     field = passed_on.schema.get_field_index("value")
     passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
-    removal = Removal(place, _until(terms), found, True, now_ms + REMEMBERED_MS) if found else None
+    removal = Removal(place, _until(terms), terms[0].epoch, found, True, now_ms + REMEMBERED_MS) if found else None
     # An ask counts where it was handed over: in the first shard that it comes to.
     is_first = np.array([each.left == each.shards - 1 for each in terms])
     beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())

@@ -46,7 +46,7 @@ from sinks.release.reports import DeliveryReports, Offsets, Refused
 from state.dead_letter import Headers, error_code
 from state.message import split_by_bytes
 from state.order import in_order
-from state.recalled import partition_of_shard, recall_records
+from state.recalled import Recall, partition_of_shard, recall_records
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class TransactionWriter:
     def _record(self, removal: Removal) -> None:
         """Write to the recalled topic what was taken out."""
         partition = partition_of_shard(self._shard)
-        made = recall_records(removal.ids, removal.until.deliver_at_ms)
+        made = recall_records(removal.ids, Recall(removal.until.deliver_at_ms, removal.epoch))
         self._produce(Record(NO_TIMESTAMP, self._recalled_topic, partition, key, value, []) for key, value in made)
 
     def commit(self) -> None:

@@ -304,8 +304,12 @@ def _is_barred(described: dict[str, Any]) -> bool:
 
 def _form(settings: Settings, role: Role, partitions: int, replication: int) -> dict[str, Any]:
     form: dict[str, Any] = {"num_partitions": partitions, "replication_factor": replication}
-    if role in ("progress", "recalled"):
-        return form | {"num_partitions": _partitions(role, settings.bucket.shards), "configs": _COMPACTED}
+    if role == "progress":
+        return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED}
+    if role == "recalled":
+        # Read from its beginning. Each segment becomes as small as the records that are left of it.
+        configs = _COMPACTED | {"segment.bytes": str(16 * 1024 * 1024)}
+        return form | {"num_partitions": _partitions(role, settings.bucket.shards), "configs": configs}
     if role == "position":
         # It is written several times a second, and read from its end.
         return form | {"num_partitions": settings.bucket.shards, "configs": _COMPACTED | _SHORT_SEGMENTS}

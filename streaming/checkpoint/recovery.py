@@ -213,7 +213,8 @@ def _begin(
         ids = with_present({}, input_ids(settings))
         terms = read_terms(settings, librdkafka_options(settings.kafka))
         # What forwarders of a new application have taken by now is delivered, unless all is delivered again.
-        epoch = 1 if terms is None else terms.epoch + fresh
+        known = [marker.batch.origin.epoch for marker in markers if marker is not None]
+        epoch = max(1, max(known, default=0) + fresh, 0 if terms is None else terms.epoch + fresh)
         origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids, epoch=epoch)
     else:
         origin = checkpoint.origin

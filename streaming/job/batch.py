@@ -90,6 +90,7 @@ class BatchRunner:
         self._cancels = RequestDesk(
             state.store,
             settings,
+            epoch=state.checkpoint.origin.epoch,
             has_run=state.handed_over_before_ms > 0,
             # Where nobody cancels anything, a copy of the index would be of no use.
             is_expected=any(state.id_rows.values()),

@@ -51,6 +51,7 @@ from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, w
 from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.job.claim_watch import ClaimWatch
+from streaming.job.requests.recalled import RecalledMessages
 from streaming.operations.rest import Rest
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -140,10 +141,12 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     cancelled = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
+    recalled = _recalled(settings, handed_over)
     in_table = {source: index.offsets_of(*source) | cancelled.get(source, BitMap64()) for source in bounds}
     starts, ends = _range(bounds, handed_over, in_table, gone)
     taken = _taken(settings, handed_over, starts, ends, gone)
-    settled = {source: own | taken.get(source, BitMap64()) for source, own in in_table.items()}
+    none = BitMap64()
+    settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
     sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
@@ -165,7 +168,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        accepted = Rest(handed_over, settled, cancelled, batch_settings, now_ms)
+        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms)
         overdue = _overdue(store, handed_over, cancelled, origin)
         ids = None
         if gives_names(batch_settings):
@@ -179,6 +182,16 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     guard.check()
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
+
+
+def _recalled(settings: Settings, handed_over: HandedOver) -> OffsetBitmaps:
+    """Return which messages release processes have recalled: an instant that was shortened may not tell."""
+    found: dict[tuple[str, int], BitMap64] = {}
+    with closing(RecalledMessages(settings, handed_over.origin.epoch, has_run=True)) as recalled:
+        recalled.read(handed_over.cutoff_ms)
+        for source, offsets in recalled.every():
+            found.setdefault(source, BitMap64()).update(offsets)
+    return found
 
 
 def _taken(

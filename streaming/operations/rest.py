@@ -34,12 +34,14 @@ class Rest:
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
     for what is not the newest of its name (`state.name_holders`).
 
-    `now_ms` is the time at which they are accepted, epoch ms.
+    `recalled` is what release processes have recalled, which is not left either. `now_ms` is the time at which the rest
+    is accepted, epoch ms.
     """
 
     handed_over: HandedOver
     in_table: OffsetBitmaps
     cancelled: OffsetBitmaps
+    recalled: OffsetBitmaps
     batch_settings: BatchSettings
     now_ms: int
 
@@ -48,7 +50,7 @@ class Rest:
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rest, asks, refused in self._accepted(batches):
-                answers = _answers(asks, self.cancelled, refused)
+                answers = _answers(asks, (self.cancelled, self.recalled), refused)
                 yield from left_rows(answered(rest, answers), self.batch_settings.shards)
 
         return run
@@ -134,10 +136,11 @@ def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
     }
 
 
-def _answers(asks: pa.Table, cancelled: OffsetBitmaps, refused: Collection[MessageId]) -> pa.Table:
-    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`)."""
+def _answers(asks: pa.Table, cancelled: Iterable[OffsetBitmaps], refused: Collection[MessageId]) -> pa.Table:
+    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`). `cancelled` has what was, in several sets."""
     answers: dict[MessageId, bytes | None] = {}
-    for ask, is_cancelled in zip(asks_of(asks), in_bitmaps(asks, cancelled).tolist(), strict=True):
+    were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled])
+    for ask, is_cancelled in zip(asks_of(asks), were_cancelled.tolist(), strict=True):
         if ask.name is not None and ask.condition is not None:
             # Nobody waits for an answer to a name that is given.
             answers[ask.id] = None

@@ -89,7 +89,7 @@ def _hand_over(settings: Settings) -> None:
         answer = {**to_results, "kind": ANSWER, "offset": 3}
         hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, ask, answer])]))
         _take_lane(settings)
-        with closing(RecalledMessages(settings)) as recalled:
+        with closing(RecalledMessages(settings, epoch=1)) as recalled:
             recalled.read(0)
         unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
 

@@ -50,6 +50,8 @@ _FORGET_EVERY_S = 60.0
 # How long the markers are taken for the present ones. There is one to read for each shard.
 _MARKERS_S = 600.0
 _CLOSE_S = 5.0
+# The scheduler pool in Spark of what no batch waits for.
+_POOL = "maintenance"
 
 
 class RequestDesk:
@@ -59,16 +61,21 @@ class RequestDesk:
     """
 
     def __init__(
-        self, store: BucketTable, settings: Settings, has_run: bool = False, is_expected: bool = False
+        self,
+        store: BucketTable,
+        settings: Settings,
+        epoch: int = 1,
+        has_run: bool = False,
+        is_expected: bool = False,
     ) -> None:
-        """Take the table of sealed buckets.
+        """Take the table of sealed buckets, and the checkpoint's `epoch`.
 
         `has_run` says whether earlier processes have handed messages over, and `is_expected` that somebody will ask:
         then the ids are read beside the first batches, and not when somebody does.
         """
         self._store = store
         self._settings = settings
-        self._recalled = RecalledMessages(settings, has_run)
+        self._recalled = RecalledMessages(settings, epoch, has_run)
         self._stored_ids = StoredIds(store)
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
@@ -79,7 +86,7 @@ class RequestDesk:
         self._unnoted: Callable[[], None] | None = None
         self._is_expected = is_expected
         # When ids were forgotten last, by the monotonic clock.
-        self._forgot_s = time.monotonic()
+        self._forgot_s = -math.inf
         # The newest batch by the markers, before whose previous cutoff all is handed over, and when they were read, by
         # the monotonic clock.
         self._shown: BatchSpan | None = None
@@ -91,7 +98,7 @@ class RequestDesk:
         They stay open if they are read for so long that the process had better end.
         """
         self._notes.shutdown(wait=False, cancel_futures=True)
-        if not wait(self._running, _CLOSE_S).not_done:
+        if not wait([note for note in self._running if not note.cancelled()], _CLOSE_S).not_done:
             self._recalled.close()
             self._stored_ids.close()
         self._sealed_ids.close()
@@ -154,14 +161,24 @@ class RequestDesk:
         self._is_replay = False
         if self._is_expected:
             self._is_expected = False
-            self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.ends)
-            self._sealed_ids.look_ahead(is_used=True)
+            self._read_early(span)
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
             # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
             before_ms = useful_from_ms(span, clock_ms)
             self._recalled.forget(span.handed_over_below_ms, before_ms)
             self._stored_ids.forget(before_ms, self._recalled.known_from)
+
+    def _read_early(self, span: BatchSpan) -> None:
+        """Read the ids as the batch after that of `span` would, if it were asked for something."""
+        self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        try:
+            self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.ends)
+            self._sealed_ids.keep()
+        # Whatever it is, a batch that needs the ids reads them again, and fails by it.
+        except Exception:
+            log.warning("the ids of cancelled and sealed messages could not be read ahead", exc_info=True)
+            self._stored_ids.close()
 
     def decide(
         self,
@@ -206,7 +223,8 @@ class RequestDesk:
         # What is decided.
         shards = span.origin.shards
         known_ms = asked_ms if self._recalled.knows_all else 0
-        undecided = Undecided(max(span.cutoff_ms, taken_before_ms), known_ms, shards, shards - 1)
+        due_before_ms = max(span.cutoff_ms, taken_before_ms)
+        undecided = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
         decision = decide(asks, facts, undecided)
         log.info(
             "batch %d: decides %d asks, and cancels %d messages",

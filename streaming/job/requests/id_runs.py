@@ -74,6 +74,11 @@ class IdRuns:
         """Know no id."""
         self._runs: list[_Run] = []
 
+    @property
+    def sources(self) -> set[tuple[str, int]]:
+        """The input partitions of which there are ids."""
+        return {source for run in self._runs for source in run.sources}
+
     def add(self, ids: pa.Table) -> None:
         """Add `ids`: the columns `ID`, max_deliver_at_ms and bucket. Each may be there already, and be there twice."""
         if not ids.num_rows:

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
+from itertools import chain, islice
 
 import pyarrow as pa
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from conf.errors import BrokerUnreachable, InvariantViolated, TopicMissing
+from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
-from sinks.internal_topics.known_from import KnownFrom
 from sinks.internal_topics.log_producer import ProducerFenced
 from sinks.internal_topics.newest_record import NO_SUCH_PARTITION, reader_options
-from sinks.topics.topics import input_bounds, input_offsets_at, partition_counts
+from sinks.internal_topics.recalled_writer import RecalledWriter
+from sinks.topics.topic_ids import PresentTopic, TopicIds
+from sinks.topics.topics import input_bounds, input_offsets_at
+from state.cancel import MessageId
 from state.checkpoint.origin import as_offsets, by_partition
 from state.message_ids import ID_SCHEMA, Ids
-from state.recalled import Recall, partition_of_shard, read_recall
+from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall
 from streaming.job.requests.id_runs import IdRuns
 from streaming.job.requests.local_database import table_from
 
@@ -36,29 +39,44 @@ _TIMEOUT_S = 10.0
 _AT_ONCE = 10_000
 # How many records are kept as single objects before they become a run.
 _MOST_FOUND = 100_000
+# How many records are deleted in one transaction: a second's work.
+_DELETED_AT_ONCE = 10_000
 # How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
 # process hangs or is dead; then its successor, or the broker, ends them.
 _OPEN_S, _PAUSE_S = 0.2, 0.01
 # What runs have of each id: also an instant before which it was due (epoch ms), and the partition of its record.
 _RUN_SCHEMA = ID_SCHEMA.append(pa.field("max_deliver_at_ms", pa.int64())).append(pa.field("bucket", pa.int64()))
 
+_EVER = 2**63 - 1
+
 Bounds = Mapping[tuple[str, int], int]
+# By partition and key: the id, and what is recorded of it.
+_Found = dict[tuple[int, bytes | None], tuple[MessageId, Recall]]
 
 
 class RecalledMessages:
     """What the recalled topic says. Not thread-safe but for `known_from`."""
 
-    def __init__(self, settings: Settings, has_run: bool = False) -> None:
-        """Read nothing yet. `has_run` says whether earlier processes have handed messages over."""
+    def __init__(self, settings: Settings, epoch: int, has_run: bool = False) -> None:
+        """Read nothing yet.
+
+        `epoch` is the checkpoint's. `has_run` says whether earlier processes have handed messages over.
+        """
         self._settings = settings
+        self._topic = settings.recalled_topic
+        self._epoch = epoch
         self._has_run = has_run
+        self._topic_ids: TopicIds | None = None
         self._consumer: Consumer | None = None
         # Knows the ends of the topic with what is not committed. It reads nothing.
         self._reader_of_all: Consumer | None = None
-        # How far each partition is read; empty before the first time.
+        # Kafka's id of the topic, and how far each partition is read; None and empty before the first time.
+        self._topic_id: str | None = None
         self._next: dict[int, int] = {}
         self._runs = IdRuns()
-        self._known_from: Bounds | None = None
+        # Records of earlier epochs, which nobody needs: the partition and the message of each.
+        self._former: list[tuple[int, MessageId]] = []
+        self._known_from: Bounds = {}
         self._knows_all = True
 
     @property
@@ -68,7 +86,7 @@ class RecalledMessages:
         Of those below, it may be forgotten: their records are deleted, or older than `cancels.known_for`, or the topic
         that said so is lost. Only grows, also for later processes. Empty before the first `read`. Any thread may ask.
         """
-        return self._known_from or {}
+        return self._known_from
 
     @property
     def knows_all(self) -> bool:
@@ -78,7 +96,8 @@ class RecalledMessages:
     def read(self, cutoff_ms: int) -> None:
         """Read the topic up to now. The first time, move `known_from` on as well: see `forget`.
 
-        Waits through an outage; raises BrokerUnreachable after `kafka.outage_limit`, RightMissing, TopicMissing.
+        Waits through an outage; raises BrokerUnreachable after `kafka.outage_limit`, RightMissing, TopicMissing,
+        CheckpointMismatch, FormatMismatch.
         """
         retry = BrokerRetry("the recalled topic", self._settings.kafka.outage_limit)
         while True:
@@ -95,19 +114,38 @@ class RecalledMessages:
         """Return those of `ids` that were recalled, as far as it is read."""
         return {source: offsets for source, (offsets, _) in self._runs.buckets_of(ids).items()}
 
+    def every(self) -> Iterable[tuple[tuple[str, int], list[int]]]:
+        """Yield the offsets of all messages that were recalled, as far as it is read, some at a time, by source."""
+        for source, offsets, _ in self._runs.old(_EVER, dict.fromkeys(self._runs.sources, _EVER)):
+            yield source, offsets.tolist()
+
     def forget(self, cutoff_ms: int, due_before_ms: int) -> None:
         """Read the topic up to now, move `known_from` on, and forget what was due before `due_before_ms` below it.
 
         What is forgotten must be old for all that ask later, also after a restart: so the age counts by `cutoff_ms`,
         the cutoff of a batch, which never goes back, and not by the clock. Both are epoch ms. In an outage nothing is
-        forgotten. Raises RightMissing, TopicMissing.
+        forgotten. Raises RightMissing, TopicMissing, CheckpointMismatch, FormatMismatch.
         """
         try:
-            self._read_on(cutoff_ms, wait_s=0)
-            bounds = self._bounds_at(cutoff_ms)
-            if bounds != self._known_from:
-                with closing(KnownFrom(self._settings)) as stored:
-                    self._move(stored, bounds, due_before_ms)
+            present = self._read_on(cutoff_ms, wait_s=0)
+            bounds = _highest(self._known_from, self._old_below(cutoff_ms))
+            old = [piece for piece in self._runs.old(due_before_ms, bounds) if len(piece[1])]
+            if bounds == self._known_from and not old and not self._former:
+                return
+            with closing(RecalledWriter(self._settings)) as writer:
+                # First: a message without its record must be old.
+                self._move(writer, bounds, present)
+                ids = (
+                    (partition, (*source, offset))
+                    for source, offsets, partitions in old
+                    for offset, partition in zip(offsets.tolist(), partitions.tolist(), strict=True)
+                )
+                # Not of a topic before this one, which may have had more partitions.
+                rest = iter([each for each in chain(ids, self._former) if each[0] in self._next])
+                while piece := list(islice(rest, _DELETED_AT_ONCE)):
+                    writer.delete(piece)
+            self._runs.forget(due_before_ms, bounds)
+            self._former = []
         except ProducerFenced:
             log.warning("another process of this application has begun to forget what was recalled")
         except (KafkaException, BrokerUnreachable) as problem:
@@ -122,76 +160,80 @@ class RecalledMessages:
     def _cause_of(self, problem: KafkaException | BrokerUnreachable) -> KafkaException | BrokerUnreachable:
         """Return why the topic cannot be read. Raises RightMissing if waiting does not help."""
         if isinstance(problem, KafkaException) and is_refusal(problem.args[0]):
-            raise right_missing("Read", f"topic {self._settings.recalled_topic}") from problem
+            raise right_missing("Read", f"topic {self._topic}") from problem
         # The topic was there when the job started.
         if isinstance(problem, KafkaException) and problem.args[0].name() in NO_SUCH_PARTITION:
             return BrokerUnreachable(f"the broker does not know its partitions: {problem}")
         return problem
 
-    def _bounds_at(self, cutoff_ms: int) -> Bounds:
-        """Return the bounds, as they are if the newest cutoff is `cutoff_ms`. Raises BrokerUnreachable."""
-        old_below = input_offsets_at(self._settings, cutoff_ms - self._settings.cancels.known_for)
-        return _highest(self.known_from, old_below)
+    def _old_below(self, cutoff_ms: int) -> Bounds:
+        """Return below which offsets records are old or deleted, by the newest cutoff. Raises BrokerUnreachable."""
+        return input_offsets_at(self._settings, cutoff_ms - self._settings.cancels.known_for)
 
-    def _move(self, stored: KnownFrom, bounds: Bounds, due_before_ms: int) -> None:
-        """Move the bounds on to `bounds`, and to those that are `stored`."""
-        if stored.bounds is not None:
-            bounds = _highest(bounds, by_partition(stored.bounds))
-        elif self._has_run:
-            # What the lost topic has said is about messages that were published by now.
-            bounds = _highest(bounds, {source: end for source, (_, end) in input_bounds(self._settings).items()})
-            log.warning(
-                "%s is new: who asks for a message that is handed over or delivered, and was published until now, may "
-                "get `unknown` from here on",
-                self._settings.recalled_topic,
-            )
-        self._has_run = True
-        if stored.bounds is None or bounds != by_partition(stored.bounds):
-            old = self._runs.old(due_before_ms, bounds)
-            forgotten = (
-                (partition, (*source, offset))
-                for source, offsets, partitions in old
-                for offset, partition in zip(offsets.tolist(), partitions.tolist(), strict=True)
-            )
-            stored.move(as_offsets(bounds), forgotten)
-        self._runs.forget(due_before_ms, bounds)
+    def _move(self, writer: RecalledWriter, bounds: Bounds, present: Mapping[str, PresentTopic]) -> None:
+        """Move `known_from` on to `bounds`, and to what is stored of the `present` input topics."""
+        stored, input_ids = writer.known_from, {topic: present[topic].id for topic in self._settings.topics.input}
+        if stored is not None:
+            same = {topic for topic, own in stored.input_ids.items() if own == input_ids.get(topic)}
+            bounds = _highest(bounds, by_partition({topic: stored.offsets.get(topic, {}) for topic in same}))
+        known_from = KnownFrom(as_offsets(bounds), input_ids)
+        if known_from != stored:
+            writer.move(known_from)
         self._known_from = bounds
 
-    def _read_on(self, cutoff_ms: int, wait_s: float) -> None:
-        """Read on up to now, but for what lies behind transactions that are open for longer than `wait_s`."""
-        if self._known_from is None:
-            with closing(KnownFrom(self._settings)) as stored:
-                self._move(stored, self._bounds_at(cutoff_ms), due_before_ms=0)
-        consumer = self._consumer = self._consumer or self._opened("read_committed")
-        if not self._next:
-            count = partition_counts(self._settings, [self._settings.recalled_topic])
-            if not count:
-                raise TopicMissing(f"{self._settings.recalled_topic} does not exist")
-            self._next = dict.fromkeys(range(partition_of_shard(0), count[self._settings.recalled_topic]), 0)
-        bounds = self._ends(consumer, wait_s)
-        if any(high < self._next[number] for number, (_, high) in bounds.items()):
-            # It was made anew, and has new bounds.
-            self._next, self._known_from = {}, None
-            self._read_on(cutoff_ms, wait_s)
-            return
+    def _begin(self, cutoff_ms: int, present: Mapping[str, PresentTopic]) -> None:
+        """Begin with the first records. If something was read before, what the topic has said since may be lost."""
+        bounds = _highest(self._known_from, self._old_below(cutoff_ms))
+        with closing(RecalledWriter(self._settings)) as writer:
+            if self._topic_id is not None or (self._has_run and writer.known_from is None):
+                bounds = _highest(bounds, {source: end for source, (_, end) in input_bounds(self._settings).items()})
+                log.warning(
+                    "records of %s are lost: who asks for a message that is handed over or delivered, and was "
+                    "published until now, may get `unknown` from here on",
+                    self._topic,
+                )
+            self._move(writer, bounds, present)
+        self._topic_id = present[self._topic].id
+        self._next = dict.fromkeys(range(partition_of_shard(0), present[self._topic].partitions), 0)
+
+    def _read_on(self, cutoff_ms: int, wait_s: float) -> dict[str, PresentTopic]:
+        """Read on up to now, but for what lies behind transactions that are open for longer than `wait_s`.
+
+        Returns the topic and the input topics as they are now.
+        """
+        present = self._present()
+        if present[self._topic].id != self._topic_id:
+            self._begin(cutoff_ms, present)
+        bounds = self._ends(wait_s)
+        if any(0 < self._next[number] < low or high < self._next[number] for number, (low, high) in bounds.items()):
+            self._begin(cutoff_ms, present)
+            bounds = self._ends(wait_s)
         begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
-        ends = {number: high for number, (_, high) in bounds.items() if high > begins[number]}
-        found: dict[bytes | None, tuple[Recall, int]] = {}
+        self._read_to(begins, {number: high for number, (_, high) in bounds.items() if high > begins[number]})
+        return present
+
+    def _read_to(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Read the partitions of `ends` up to there, from the offsets `begins` on."""
+        consumer = self._opened()
+        found: _Found = {}
         left = set(ends)
         consumer.assign([self._place(number, begins[number]) for number in ends])
         try:
             while left:
                 first = consumer.poll(_TIMEOUT_S)
                 if first is None:
-                    raise BrokerUnreachable(f"{self._settings.recalled_topic} cannot be read")
+                    raise BrokerUnreachable(f"{self._topic} cannot be read")
                 # Not with a time: it would wait for as many messages until then.
                 for message in (first, *consumer.consume(_AT_ONCE, 0)):
-                    error, number, offset = message.error(), message.partition(), message.offset()
-                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                        raise KafkaException(error)
-                    if error is None:
-                        self._take(message, found)
-                    if number is not None and offset is not None and offset + (error is None) >= ends[number]:
+                    if not _is_record(message):
+                        continue
+                    number, offset = message.partition(), message.offset()
+                    assert number is not None
+                    assert offset is not None
+                    is_end = message.error() is not None
+                    if not is_end:
+                        self._take(message, number, found)
+                    if offset + (not is_end) >= ends[number]:
                         left.discard(number)
                 if len(found) > _MOST_FOUND:
                     self._add(found)
@@ -199,9 +241,9 @@ class RecalledMessages:
             consumer.unassign()
         # What was added of a reading that fails is added again: that changes nothing.
         self._add(found)
-        self._next = begins | ends
+        self._next = {**begins, **ends}
 
-    def _ends(self, consumer: Consumer, wait_s: float) -> dict[int, tuple[int, int]]:
+    def _ends(self, wait_s: float) -> dict[int, tuple[int, int]]:
         """Return the first offset and the end of each partition, for a reader of committed records.
 
         The end is before a transaction that is still open. Such transactions are waited for up to `wait_s`.
@@ -209,7 +251,8 @@ class RecalledMessages:
         until_s = time.monotonic() + wait_s
         # No admin client: that goes on with the leaders' epochs that it knows, and brokers refuse these once one of
         # them has started anew, until the client asks for metadata after many minutes.
-        of_all = self._reader_of_all = self._reader_of_all or self._opened("read_uncommitted")
+        of_all = self._reader_of_all = self._reader_of_all or self._made("read_uncommitted")
+        consumer = self._opened()
         written = {number: of_all.get_watermark_offsets(self._place(number), _TIMEOUT_S)[1] for number in self._next}
         while True:
             bounds = {number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S) for number in self._next}
@@ -218,30 +261,55 @@ class RecalledMessages:
                 return bounds
             time.sleep(_PAUSE_S)
 
-    def _take(self, message: Message, found: dict[bytes | None, tuple[Recall, int]]) -> None:
-        key, value, number = message.key(), message.value(), message.partition()
-        assert number is not None
+    def _take(self, message: Message, number: int, found: _Found) -> None:
+        key, value = message.key(), message.value()
         if value is None:
             # An earlier process has forgotten it.
-            found.pop(key, None)
+            found.pop((number, key), None)
             return
-        try:
-            found[key] = read_recall(key, value), number
-        except InvariantViolated as problem:
-            log.warning("ignoring %s/%d/%s: %s", message.topic(), number, message.offset(), problem)
+        identity, recall = read_recall(key, value)
+        if recall.epoch == self._epoch:
+            found[number, key] = identity, recall
+        elif recall.epoch < self._epoch:
+            self._former.append((number, identity))
 
-    def _add(self, found: dict[bytes | None, tuple[Recall, int]]) -> None:
-        rows = [(*recall.id, recall.due_before_ms, partition) for recall, partition in found.values()]
+    def _add(self, found: _Found) -> None:
+        rows = [(*identity, recall.due_before_ms, number) for (number, _), (identity, recall) in found.items()]
         found.clear()
         self._runs.add(table_from(rows, _RUN_SCHEMA))
 
-    def _opened(self, isolation: str) -> Consumer:
-        options = reader_options(librdkafka_options(self._settings.kafka), self._settings.recalled_topic)
+    def _present(self) -> dict[str, PresentTopic]:
+        """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""
+        self._topic_ids = self._topic_ids or TopicIds(librdkafka_options(self._settings.kafka))
+        found = self._topic_ids.described([self._topic, *self._settings.topics.input])
+        if lacking := {self._topic, *self._settings.topics.input} - found.keys():
+            raise BrokerUnreachable(f"the broker does not know {', '.join(sorted(lacking))}")
+        return found
+
+    def _opened(self) -> Consumer:
+        self._consumer = self._consumer or self._made("read_committed")
+        return self._consumer
+
+    def _made(self, isolation: str) -> Consumer:
+        options = reader_options(librdkafka_options(self._settings.kafka), self._topic)
         return Consumer({**options, "isolation.level": isolation}, logger=client_log(log))
 
     def _place(self, number: int, offset: int = OFFSET_INVALID) -> TopicPartition:
-        return TopicPartition(self._settings.recalled_topic, number, offset)
+        return TopicPartition(self._topic, number, offset)
 
 
 def _highest(one: Bounds, other: Bounds) -> Bounds:
     return {source: max(one.get(source, 0), other.get(source, 0)) for source in one.keys() | other.keys()}
+
+
+def _is_record(message: Message) -> bool:
+    """Return whether it is a record, or the end of a partition. Raises KafkaException for an error that does not pass.
+
+    The login needs no right to the group, which is neither joined nor written to.
+    """
+    error = message.error()
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return True
+    if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return False
+    raise KafkaException(error)

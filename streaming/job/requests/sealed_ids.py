@@ -57,7 +57,7 @@ class SealedIds:
         self._copied: set[str] = set()
         self._version: int | None = None
         # Whether something was sought since the last look ahead.
-        self._is_used = False
+        self._is_used = self._is_kept = False
         self._lock = Lock()
 
     def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int) -> pa.Table:
@@ -71,10 +71,15 @@ class SealedIds:
             found = (located(entries, ids) for entries in self._that_may_have(ids, before_bucket, from_ms))
             return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *found])
 
-    def look_ahead(self, is_used: bool = False) -> None:
-        """Copy what the table has by now, if anything was sought since the last call, or the copy `is_used` anyway."""
+    def keep(self) -> None:
+        """Copy what the table has by now, and from here on at each `look_ahead`."""
+        self._is_kept = True
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Copy what the table has by now, if the copy is kept, or anything was sought since the last call."""
         with self._lock:
-            if self._is_used or is_used:
+            if self._is_used or self._is_kept:
                 self._is_used = False
                 self._copy(self._store.version())
 

@@ -79,7 +79,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     assert forwarder.flush(30) == 0
     bench.hand_over(_chunk(bench, {3: later, 4: later}), log=Log.NEAR)
     ask = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
-    undecided = Undecided(later + 1, now_ms(), shards=1, left=0).to_bytes()
+    undecided = Undecided(later + 1, now_ms(), shards=1, left=0, epoch=7).to_bytes()
     soon = now_ms() + 1_500
     bench.hand_over(_chunk(bench, {5: soon}), messages([{**ask, "value": undecided}]))
     # What was taken in before the ask goes out meanwhile.
@@ -92,7 +92,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     assert json.loads(answer.value() or b"")["result"] == "cancelled"
     (recalled,) = bench.read(settings.recalled_topic)
     assert recalled.partition() == partition_of_shard(0)
-    assert read_recall(recalled.key(), recalled.value() or b"") == Recall(("delayline-in", 0, 3), later + 1)
+    assert read_recall(recalled.key(), recalled.value() or b"") == (("delayline-in", 0, 3), Recall(later + 1, 7))
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5, 2], 60)
     position = bench.position
     assert position is not None

@@ -53,6 +53,7 @@ def test_a_job_needs_every_exact_name_but_no_pattern(make_settings: MakeSettings
         f"{application_id}-position": "position",
         f"{application_id}-near": "near",
         f"{application_id}-claims": "claims",
+        f"{application_id}-recalled": "recalled",
     }
 
 
@@ -71,10 +72,11 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
         ("position", 3, "created"),
         ("near", 3, "created"),
         ("claims", 4, "created"),
+        ("recalled", 4, "created"),
     ]
     # A later call may pass another number; existing topics stay as they are.
     again = ensure_topics(settings, partitions=7)
-    counts = (2, 2, 2, 2, 3, 1, 3, 3, 3, 4)
+    counts = (2, 2, 2, 2, 3, 1, 3, 3, 3, 4, 4)
     assert [(report.partitions, report.state) for report in again] == [(count, "exists") for count in counts]
     assert show_topics(settings) == again
     assert check_topics(settings) == {report.name: report.partitions for report in again}
@@ -82,7 +84,7 @@ def test_missing_topics_are_created_once(make_settings: MakeSettings, admin: Kaf
 
 def test_only_missing_topics_are_created(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.input={make_topic(5)}")
-    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 9]
+    assert [report.state for report in ensure_topics(settings)] == ["exists", *["created"] * 10]
 
 
 def test_each_missing_topic_is_named_with_the_remedy(make_settings: MakeSettings, make_topic: MakeTopic) -> None:

@@ -57,7 +57,7 @@ def rest_of(
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, previous_clock_ms=CLOCK_MS)
     last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
     handed_over = HandedOver((Progress(span, 3, last), *others))
-    return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, settings, now_ms)
+    return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, {}, settings, now_ms)
 
 
 def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
@@ -143,7 +143,7 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
     origin, ends = CheckpointOrigin("c", 1, 1), {TOPIC: {"0": 12}}
     span = BatchSpan(origin, 7, cutoff_ms - MINUTE, cutoff_ms, READ, ends, previous_clock_ms=CLOCK_MS)
     handed_over = HandedOver((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
-    rest = Rest(handed_over, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
+    rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
     rows = [published(0, -1), published(1, -HOUR), published(2, -3 * HOUR), published(3, HOUR)]
     assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
 

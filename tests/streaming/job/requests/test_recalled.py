@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from conf.errors import BrokerUnreachable
+from conf.errors import BrokerUnreachable, CheckpointMismatch, FormatMismatch
 from conf.setting_types import DAY, MINUTE
 from conf.settings import CancelSettings, Settings
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
-from state.recalled import partition_of_shard, recall_records
+from state.recalled import Recall, partition_of_shard, recall_records
 from streaming.job.requests import recalled
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
@@ -28,6 +28,7 @@ NOW_MS = time.time_ns() // 1_000_000
 # Before this, all messages were due that are recalled here, unless a test says otherwise.
 DUE_MS = NOW_MS - MINUTE
 ALL = range(20)
+EPOCH = 3
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +45,22 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.fixture
 def reader(settings: Settings) -> Iterator[RecalledMessages]:
-    with closing(RecalledMessages(settings)) as made:
+    with closing(RecalledMessages(settings, EPOCH)) as made:
         yield made
 
 
-def recall(broker: EmbeddedBroker, settings: Settings, *offsets: int, shard: int = 0, due_ms: int = DUE_MS) -> None:
+def recall(
+    broker: EmbeddedBroker,
+    settings: Settings,
+    *offsets: int,
+    shard: int = 0,
+    due_ms: int = DUE_MS,
+    epoch: int = EPOCH,
+) -> None:
     """Write what a release process writes."""
     producer = Producer({"bootstrap.servers": broker.bootstrap})
-    for key, value in recall_records(ids_of((settings.topics.input[0], 0, each) for each in offsets), due_ms):
+    ids = ids_of((settings.topics.input[0], 0, each) for each in offsets)
+    for key, value in recall_records(ids, Recall(due_ms, epoch)):
         producer.produce(settings.recalled_topic, value, key, partition_of_shard(shard))
     assert producer.flush(30) == 0
 
@@ -88,7 +97,7 @@ def test_what_any_shard_has_recalled_is_known_to_this_process_and_to_later_ones(
     assert read(reader, settings) == [1, 2, 3]
     assert read(reader, settings) == [1, 2, 3]
     recall(broker, settings, 4)
-    with closing(RecalledMessages(settings)) as other:
+    with closing(RecalledMessages(settings, EPOCH)) as other:
         assert read(other, settings) == [1, 2, 3, 4]
 
 
@@ -103,24 +112,50 @@ def test_what_is_read_is_kept_in_pieces(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"k", b'{"due_before_ms": 1}'), (b"in/0/2", b"[]"), (b"\xff", b"{"), (b"in/0/2", b"[" * 100_000)],
-    ids=["no id", "no instant", "no text", "nested"],
+    [(b"k", None), (b"in/0/2", b"[]"), (b"\xff", None), (b"in/0/2", b'{"format": 2}')],
+    ids=["no id", "no record", "no text", "another format"],
 )
-def test_a_record_of_somebody_else_is_passed_over(
-    broker: EmbeddedBroker,
-    settings: Settings,
-    reader: RecalledMessages,
-    caplog: pytest.LogCaptureFixture,
-    key: bytes | None,
-    value: bytes,
+def test_a_record_of_somebody_else_ends_the_job(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, key: bytes, value: bytes | None
 ) -> None:
-    recall(broker, settings, 1)
+    ((_, own_value),) = recall_records(ids_of([("in", 0, 1)]), Recall(DUE_MS, EPOCH))
     producer = Producer({"bootstrap.servers": broker.bootstrap})
-    producer.produce(settings.recalled_topic, value, key, partition_of_shard(0))
+    producer.produce(settings.recalled_topic, value or own_value, key, partition_of_shard(0))
     assert producer.flush(30) == 0
+    with pytest.raises((CheckpointMismatch, FormatMismatch), match="recalled topic"):
+        reader.read(NOW_MS)
+
+
+def test_what_was_recalled_before_a_fresh_start_is_not_known_and_is_deleted(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    recall(broker, settings, 1, 2, epoch=EPOCH - 1)
     recall(broker, settings, 3)
-    assert read(reader, settings) == [1, 3]
-    assert "none of a release process" in caplog.text
+    # That of a process that has taken this one's place.
+    recall(broker, settings, 4, epoch=EPOCH + 1)
+    reader.forget(NOW_MS, 0)
+    assert known(reader, settings) == [3]
+    for epoch, left in ((EPOCH - 1, []), (EPOCH, [3]), (EPOCH + 1, [4])):
+        with closing(RecalledMessages(settings, epoch)) as other:
+            assert read(other, settings) == left
+
+
+def test_old_records_are_deleted_in_pieces(
+    broker: EmbeddedBroker, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recalled, "_DELETED_AT_ONCE", 2)
+    settings = make_settings("cancels.known_for=2d")
+    ensure_topics(settings, 1)
+    publish(broker, settings, *[60 * 60] * 5, 0)
+    recall(broker, settings, *range(6))
+    with closing(RecalledMessages(settings, EPOCH)) as reader:
+        # The bounds are there already when it is opened, and nothing else moves them.
+        assert read(reader, settings) == [0, 1, 2, 3, 4, 5]
+        assert known_from(reader, settings) == 5
+        reader.forget(NOW_MS, NOW_MS)
+        assert known(reader, settings) == [5]
+    with closing(RecalledMessages(settings, EPOCH)) as other:
+        assert read(other, settings) == [5]
 
 
 def test_what_is_old_is_forgotten_and_no_later_process_takes_it_for_known(
@@ -131,12 +166,12 @@ def test_what_is_old_is_forgotten_and_no_later_process_takes_it_for_known(
     publish(broker, settings, 60 * 60, 50 * 60, 40 * 60, 0)
     recall(broker, settings, 0, 2)
     recall(broker, settings, 1, due_ms=NOW_MS + MINUTE)
-    with closing(RecalledMessages(settings)) as reader:
+    with closing(RecalledMessages(settings, EPOCH)) as reader:
         assert read(reader, settings) == [0, 1, 2]
         assert known_from(reader, settings) == 2
         # Of the two that are old, one has its name still.
         reader.forget(NOW_MS + MINUTE, NOW_MS)
-        assert known(reader, settings) == [0, 1, 2], "the bounds are where they were"
+        assert known(reader, settings) == [1, 2]
         publish(broker, settings, 0)
         reader.forget(NOW_MS + 12 * 60 * MINUTE, NOW_MS)
         assert known(reader, settings) == [1]
@@ -144,7 +179,7 @@ def test_what_is_old_is_forgotten_and_no_later_process_takes_it_for_known(
     # Whoever wants to know messages for longer than the process before, or for less long.
     for days in (3, 1):
         own = settings.model_copy(update={"cancels": CancelSettings(known_for=days * DAY)})
-        with closing(RecalledMessages(own)) as other:
+        with closing(RecalledMessages(own, EPOCH)) as other:
             assert read(other, own) == [1]
             assert known_from(other, own) == 3
 
@@ -154,7 +189,8 @@ def test_the_bounds_grow_with_the_cutoff_and_never_go_back(
 ) -> None:
     asked: list[int] = []
     source = (settings.topics.input[0], 0)
-    ends = iter([4, 3, 5])
+    # The first time also when it is opened.
+    ends = iter([4, 4, 3, 5])
 
     def offsets_at(_: Settings, instant_ms: int) -> dict[tuple[str, int], int]:
         asked.append(instant_ms)
@@ -165,9 +201,8 @@ def test_the_bounds_grow_with_the_cutoff_and_never_go_back(
     for cutoff_ms in (1_500, 1_700, 1_900):
         reader.forget(cutoff_ms, 0)
         found.append(reader.known_from[source])
-    # The first time also when it is opened.
-    assert [instant_ms + settings.cancels.known_for for instant_ms in asked] == [1_500, 1_500, 1_700]
-    assert found == [4, 5, 5]
+    assert [instant_ms + settings.cancels.known_for for instant_ms in asked] == [1_500, 1_500, 1_700, 1_900]
+    assert found == [4, 4, 5]
 
 
 def test_a_process_that_was_paused_does_not_take_back_the_bounds_of_its_successor(
@@ -176,13 +211,13 @@ def test_a_process_that_was_paused_does_not_take_back_the_bounds_of_its_successo
     settings = make_settings("cancels.known_for=2d")
     ensure_topics(settings, 1)
     publish(broker, settings, 40 * 60, 30 * 60, 0)
-    with closing(RecalledMessages(settings)) as paused, closing(RecalledMessages(settings)) as successor:
+    with closing(RecalledMessages(settings, EPOCH)) as paused, closing(RecalledMessages(settings, EPOCH)) as successor:
         assert read(paused, settings) == []
         successor.read(NOW_MS + DAY)
         assert known_from(successor, settings) == 2
         paused.forget(NOW_MS + DAY // 2, 0)
         assert known_from(paused, settings) == 2
-    with closing(RecalledMessages(settings)) as last:
+    with closing(RecalledMessages(settings, EPOCH)) as last:
         read(last, settings)
         assert known_from(last, settings) == 2
 
@@ -200,19 +235,19 @@ def test_if_the_topic_is_lost_nothing_that_was_published_before_is_taken_for_kno
     broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture, is_running: bool
 ) -> None:
     publish(broker, settings, 0, 0)
-    first = RecalledMessages(settings)
+    first = RecalledMessages(settings, EPOCH)
     recall(broker, settings, 1)
     assert read(first, settings) == [1]
     assert known_from(first, settings) == 0
     make_anew(broker, settings)
     recall(broker, settings, 4)
-    reader = first if is_running else RecalledMessages(settings, has_run=True)
+    reader = first if is_running else RecalledMessages(settings, EPOCH, has_run=True)
     # A client may not know the new topic at once.
     assert_eventually(lambda: 4 in read(reader, settings))
     assert known_from(reader, settings) == 2
-    assert "is new" in caplog.text
+    assert "are lost" in caplog.text
     publish(broker, settings, 0)
-    with closing(RecalledMessages(settings, has_run=True)) as other:
+    with closing(RecalledMessages(settings, EPOCH, has_run=True)) as other:
         assert read(other, settings) == [4]
         assert known_from(other, settings) == 2, "it is lost once"
     for each in {first, reader}:
@@ -254,7 +289,7 @@ def test_an_outage_that_lasts_too_long_ends_the_batch_that_must_know(
     ensure_topics(settings, 1)
     monkeypatch.setattr(recalled, "input_offsets_at", unreachable)
     with (
-        closing(RecalledMessages(settings)) as reader,
+        closing(RecalledMessages(settings, EPOCH)) as reader,
         pytest.raises(BrokerUnreachable, match=r"the recalled topic: .*outage_limit.*nobody answers"),
     ):
         reader.read(NOW_MS)
@@ -266,7 +301,7 @@ def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tm
     with EmbeddedBroker(tmp_path / "broker") as broker:
         settings = make_settings(f"kafka.bootstrap_servers={broker.bootstrap}", "kafka.outage_limit=20s")
         ensure_topics(settings, 3)
-        reader = RecalledMessages(settings)
+        reader = RecalledMessages(settings, EPOCH)
         for number in range(2):
             recall(broker, settings, number)
             assert read(reader, settings) == list(range(number + 1))
