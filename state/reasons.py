@@ -32,8 +32,8 @@ class Reason(Enum):
     RECORD_DELETED = (
         "record-deleted",
         "unknown",
-        "it does not wait, and its record is deleted, or older than cancels.known_for: whether it was cancelled once "
-        "is not kept",
+        "it does not wait, and is too old: its record is deleted, or older than cancels.known_for, or the recalled "
+        "topic was lost since. So it is not known whether it was cancelled once",
     )
     HANDED_OVER = (
         "handed-over",

@@ -35,8 +35,9 @@ def create(
 ) -> None:
     """Create the missing topics. Existing topics are not changed.
 
-    The topics are: the input, output, dead-letter and results topics; the exact names on the allow-list; and four
-    internal topics: progress, ready and position (one partition for each shard), and lease (one partition).
+    The topics are: the input, output, dead-letter and results topics; the exact names on the allow-list; and seven
+    internal topics: progress, ready, position and near (one partition for each shard), claims and recalled (one more),
+    and lease (one partition).
     """
     from sinks.topics.topics import BROKER_DEFAULT, ensure_topics
 
@@ -49,8 +50,8 @@ def show(output_format: RecordFormat = "table", config: ConfigFile = None, overr
     """Show which of the needed topics exist, and how many partitions each has.
 
     Exit code 1 if a topic is missing, or if an internal topic has a wrong form: fewer partitions than there are shards;
-    another cleanup.policy than compact (progress, position, lease) or delete (ready); a limited retention (ready);
-    timestamps that are not the broker's (lease).
+    another cleanup.policy than compact (progress, position, lease, recalled) or delete (ready, near, claims); a limited
+    retention (ready, near, claims); timestamps that are not the broker's (lease, claims).
     """
     from sinks.topics.topics import check_topics, show_topics
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from sinks.group.groups import forward_group, release_group
 from sinks.internal_topics.lease import HeldLease, read_lease
 from sinks.internal_topics.position import read_position
 from sinks.internal_topics.progress import announce_origin
+from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.lanes.deletion import delete_claims
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.writer import LaneWriter
@@ -35,6 +38,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.claims import Claim, Terms
 from state.kinds import ANSWER, REQUEST
+from state.recalled import KnownFrom
 from streaming.forward.process import ForwardProcess
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.status.lanes import lane_statuses
@@ -62,16 +66,16 @@ _NOT_REQUIRED = {
 
 
 def _hand_over(settings: Settings) -> None:
-    """Do as the job does, with another message, dead letter and ask for another shard that are due."""
+    """Do as the job does, with another message, dead letter and asks that are due, and a message that is asked for."""
     check_topics(settings)
     partition_counts(settings)
     input_bounds(settings)
     with closing(HeldLease(settings, "test")) as lease:
         announce_origin(settings, _ORIGIN)
         fence_writers(settings, _ORIGIN.shards)
-        plan = HandOverPlan(
+        plan = partial(
+            HandOverPlan,
             application_id=settings.application_id,
-            batch=BatchSpan(_ORIGIN, next(_BATCHES)),
             clock_ms=0,
             progress_topic=settings.progress_topic,
             ready_topic=settings.ready_topic,
@@ -83,14 +87,24 @@ def _hand_over(settings: Settings) -> None:
             options=librdkafka_options(settings.kafka),
         )
         letter = {"output_topic": settings.topics.dead_letter, "error_code": "bad", "error_text": "bad", "offset": 1}
-        undecided = Undecided(1, 0, _ORIGIN.shards, _ORIGIN.shards - 1).to_bytes()
+        later = {"output_topic": settings.topics.output, "offset": 5, "deliver_at_ms": 2**42}
+        undecided = Undecided(2**42 + 1, 0, _ORIGIN.shards, _ORIGIN.shards - 1).to_bytes()
         to_results = {"output_topic": settings.results_topic}
-        ask = {**to_results, "kind": REQUEST, "offset": 2, "key": b"in/0/1", "value": undecided}
+        asks = [
+            {**to_results, "kind": REQUEST, "offset": at, "key": key, "value": undecided}
+            for at, key in ((2, b"in/0/1"), (4, b"delayline-in/0/5"))
+        ]
         answer = {**to_results, "kind": ANSWER, "offset": 3}
-        hand_over(plan, 0, iter([messages([{"output_topic": settings.topics.output}, letter, ask, answer])]))
+        rest: list[Mapping[str, Any]] = [{"output_topic": settings.topics.output}, letter, *asks, answer]
+        # A release process recalls the first message for an ask of the next batch.
+        for rows in ([later], rest):
+            batch = BatchSpan(_ORIGIN, next(_BATCHES))
+            hand_over(plan(batch=batch), 0, iter([messages(rows)]))
         _take_lane(settings)
         with closing(RecalledMessages(settings, epoch=1)) as recalled:
             recalled.read(0)
+        with closing(RecalledWriter(settings)) as writer:
+            writer.move(KnownFrom({}, input_ids(settings)))
         unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
 
 

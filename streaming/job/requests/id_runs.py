@@ -1,4 +1,4 @@
-"""The cancelled ids that the table has, in files on the driver's local disk: runs in the order of the ids.
+"""Large sets of ids, in files on the driver's local disk: runs in the order of the ids.
 
 Log-structured, as the table is: what a batch cancels becomes a run, and runs of like size become one. A B-tree reads
 and writes a page for nearly every id, since ids come at random.
@@ -25,7 +25,10 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
-    """What is known of some ids of one source: the offset, the last due time (epoch ms), and the bucket."""
+    """What is known of some ids of one source: the offset, the last due time (epoch ms), and a number.
+
+    That is the bucket of the batch that cancelled it, or the partition of the record that says it was recalled.
+    """
 
     offsets: _Numbers
     dues: _Numbers

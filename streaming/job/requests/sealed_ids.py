@@ -1,9 +1,9 @@
 """Where each message lies that is sealed, by its id: a copy of the table's index, on the driver's local disk.
 
 An ask names messages of any age. To find them by a query of the table reads all metadata in each batch, which is what
-waits in bytes, and costs half a second of Spark even if that is little. So the first batch that asks copies the index
-entries, and what is sealed or merged later is added when it is there. A search reads the entries that may have one of
-the ids, by the bounds of their offsets.
+waits in bytes, and costs half a second of Spark even if that is little. So the index entries are copied beside the
+first batches, or when the first ask comes, and what is sealed or merged later is added. A search reads the entries that
+may have one of the ids, by the bounds of their offsets.
 
 A Delta partition with metadata is written once and removed whole, so the copy of one never changes.
 """

@@ -1,8 +1,8 @@
 """The rows of ids that earlier batches have stored: which messages are cancelled, and which have a name.
 
-They are read from the table once, when the first batch asks for them, to the local disk: cancelled ids into runs, names
-and what was replaced into SQLite. A query of the table would cost each batch half a second of Spark, and more with the
-number of rows.
+They are read from the table once, beside the first batches or when the first ask comes, to the local disk: cancelled
+ids into runs, names and what was replaced into SQLite. A query of the table would cost each batch half a second of
+Spark, and more with the number of rows.
 """
 
 from __future__ import annotations
