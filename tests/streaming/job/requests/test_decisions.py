@@ -412,6 +412,7 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
         # No message is old.
         patched.setattr(RecalledMessages, "known_from", {})
         patched.setattr(RecalledMessages, "read", lambda *_: None)
+        patched.setattr(RecalledMessages, "forget", lambda *_: None)
         patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_of(wanted) & set(recalled)))
         patched.setattr("streaming.job.requests.local_database.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled

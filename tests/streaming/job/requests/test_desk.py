@@ -435,7 +435,7 @@ def test_what_is_old_is_forgotten_each_minute_beside_a_batch(
     monkeypatch.setattr(RecalledMessages, "forget", lambda _, *instants: told.append(instants))
     desk, now_s = RequestDesk(store, Settings()), time.monotonic()
     frame, rows = asked_for(store, 5)
-    for number, after_s, count in ((1, 0, 0), (2, 61, 1), (3, 62, 1), (4, 123, 2)):
+    for number, after_s, count in ((1, 0, 1), (2, 59, 1), (3, 61, 2), (4, 122, 3)):
         monkeypatch.setattr("streaming.job.requests.desk.time.monotonic", lambda after_s=after_s: now_s + after_s)
         desk.stored(Decision(), span(BATCH + number), CLOCK_MS)
         # A batch that is asked for something waits for what is noted.
