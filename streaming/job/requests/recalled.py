@@ -35,7 +35,7 @@ from streaming.job.requests.local_database import table_from
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S, _POLL_S = 10.0, 1.0
 _AT_ONCE = 10_000
 # How many records are kept as single objects before they become a run.
 _MOST_FOUND = 100_000
@@ -218,15 +218,16 @@ class RecalledMessages:
         found: _Found = {}
         left = set(ends)
         consumer.assign([self._place(number, begins[number]) for number in ends])
+        heard_s = time.monotonic()
         try:
             while left:
-                first = consumer.poll(_TIMEOUT_S)
-                if first is None:
+                if time.monotonic() > heard_s + _TIMEOUT_S:
                     raise BrokerUnreachable(f"{self._topic} cannot be read")
                 # Not with a time: it would wait for as many messages until then.
-                for message in (first, *consumer.consume(_AT_ONCE, 0)):
-                    if not _is_record(message):
+                for message in (consumer.poll(_POLL_S), *consumer.consume(_AT_ONCE, 0)):
+                    if message is None or not _is_record(message):
                         continue
+                    heard_s = time.monotonic()
                     number, offset = message.partition(), message.offset()
                     assert number is not None
                     assert offset is not None

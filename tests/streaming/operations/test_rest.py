@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -146,6 +147,18 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
     rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
     rows = [published(0, -1), published(1, -HOUR), published(2, -3 * HOUR), published(3, HOUR)]
     assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
+
+
+def test_who_asks_for_what_was_recalled_is_told_so_and_for_others_that_nobody_knows() -> None:
+    rest = replace(rest_of([2, 3]), recalled={(TOPIC, 0): BitMap64([2])})
+    asks = [
+        published(50 + at, MINUTE) | {"headers": headers(("delayline-cancel", b"%s/0/%d" % (TOPIC.encode(), at)))}
+        for at in (2, 3)
+    ]
+    batches = rest.messages()(iter(records(asks).to_batches()))
+    (table,) = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
+    results = {row["offset"]: json.loads(row["value"])["result"] for row in table.to_pylist()}
+    assert results == {52: "cancelled", 53: "unknown"}
 
 
 def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:
