@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from conf.errors import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.settings import MOST_MESSAGE_BYTES
+from sources.intake.accepted import Accepted
 from sources.intake.admission import refuse_waiting
-from sources.intake.cancels import Accepted, asked_keys, has_header
+from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
 from sources.intake.envelopes import Envelope, cancels_by_key, check_cancels
 from sources.intake.expiry import check_expiry

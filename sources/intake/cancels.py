@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -11,12 +9,8 @@ import pyarrow.compute as pc
 
 from conf.errors import BadCancel, Rejected
 from sources.intake.header_columns import Headers, Rejections, only
-from sources.intake.partitioner import partitions_for
 from state.cancel import CANCEL_HEADER, REPLACES_HEADER
-from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
-from state.kinds import REQUEST
-from state.message import MESSAGE_SCHEMA
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER, NAME_HEADER
 
@@ -34,41 +28,6 @@ def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
         ends = np.cumsum(np.asarray(pc.list_value_length(headers).fill_null(0)))
         has_it[np.searchsorted(ends, named, side="right")] = True
     return has_it
-
-
-class Accepted(NamedTuple):
-    """Accepted records.
-
-    - `messages`: rows of `MESSAGE_SCHEMA`
-    - `asks`: what the requests among them ask for (`ASK_SCHEMA`)
-    """
-
-    messages: pa.Table
-    asks: pa.Table
-
-    def with_requests(self, requests: pa.Table, asks: pa.Table) -> Accepted:
-        """Return these and behind them `requests`, as messages, which ask for `asks`."""
-        return Accepted(pa.concat_tables([self.messages, requests]), pa.concat_tables([self.asks, asks]))
-
-
-def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return the requests that come with accepted `messages`, as messages with the same ids and `keys` (binary)."""
-    dues = messages.column("deliver_at_ms").to_numpy()
-    at_once = np.minimum(messages.column("timestamp_ms").to_numpy(), clock_ms)
-    # Both have the same id, and no two messages may have the same order key.
-    at_once = at_once + (at_once == dues)
-    count = messages.num_rows
-    partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
-    input_partitions = messages.column("partition").to_numpy().astype(np.int64)
-    columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
-        "deliver_at_ms": at_once,
-        "kind": np.full(count, REQUEST, dtype=np.int8),
-        "output_topic": pa.array([batch_settings.results] * count, pa.string()),
-        "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
-        "key": keys,
-        "value": pa.nulls(count),
-    }
-    return pa.table(columns).cast(MESSAGE_SCHEMA)
 
 
 def asked_keys(headers: Headers, count: int, rejections: Rejections) -> pa.Array:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadName, Rejected
-from sources.intake.cancels import Accepted, request_rows
+from sources.intake.accepted import Accepted, request_rows
 from sources.intake.header_columns import Headers, Rejections, only
 from sources.intake.presets import name_messages
 from state.cancel import ALWAYS, REPLACES_HEADER, ask_table

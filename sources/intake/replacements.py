@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadReplaces, quoted
-from sources.intake.cancels import Accepted, has_header, ids_named, request_rows
+from sources.intake.accepted import Accepted, request_rows
+from sources.intake.cancels import has_header, ids_named
 from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only, without_headers
 from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, ask_table
 from state.checkpoint.batch_settings import BatchSettings

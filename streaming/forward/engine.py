@@ -161,7 +161,7 @@ class LaneForwarder(PartThread):
 
     def _step(self, consumer: Consumer, lane: Lane, writer: LaneWriter, terms: Terms) -> set[Place]:
         """Take what has come, and write it with a claim once that is due. Return what `_read` could not go on with."""
-        due_s = lane.claim_due_s()
+        due_s = lane.claim_due_s
         self.stepped_s = begun_s = time.monotonic()
         self.behind = lane.lag
         pause_s = self._took_s + _PACE_S - begun_s
@@ -177,7 +177,7 @@ class LaneForwarder(PartThread):
             self._take(lane, records, terms)
         for place, (position, leader_epoch) in reached.items():
             lane.read(place, position, now_s, leader_epoch)
-        due_s = lane.claim_due_s()
+        due_s = lane.claim_due_s
         if due_s is not None and time.monotonic() >= due_s:
             self._write(lane, writer, terms)
         return stuck

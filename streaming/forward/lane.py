@@ -91,8 +91,9 @@ class Lane:
         self._is_urgent = True
         self._claim_by(now_s + URGENT_S)
 
+    @property
     def claim_due_s(self) -> float | None:
-        """Return when the next claim should be written; None as long as nothing is read."""
+        """When the next claim should be written, by the monotonic clock; None as long as nothing is read."""
         return self._claim_due_s
 
     def next_claim(self, owner: str) -> Claim:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from conf.setting_types import HOUR
 from sources.intake.accept import accept
-from sources.intake.cancels import Accepted
+from sources.intake.accepted import Accepted
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
 from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_of, own_ids, without_cancelled

@@ -34,7 +34,7 @@ def test_a_claim_says_what_is_read_and_taken_since_the_one_before() -> None:
     own.claimed(second := own.next_claim("north"))
     assert (second.decided, second.taken, second.due_before_ms) == ({"in": {"3": 4}}, {}, 500)
     assert (first.is_urgent, second.is_urgent) == (False, True)
-    assert own.claim_due_s() is None
+    assert own.claim_due_s is None
     known = Claims()
     for claim in (FIRST, first, second):
         known.add(claim)
@@ -69,22 +69,22 @@ def test_a_lane_goes_on_behind_deleted_records_and_nowhere_else() -> None:
 
 def test_a_claim_waits_for_a_little_more_unless_something_of_it_cannot_wait() -> None:
     own = lane()
-    assert own.claim_due_s() is None
+    assert own.claim_due_s is None
     own.read(A, 10, 3.0)
-    assert own.claim_due_s() is None
+    assert own.claim_due_s is None
     own.read(A, 11, 4.0)
     own.read(A, 12, 4.01)
-    assert own.claim_due_s() == 4.0 + CLAIM_EVERY_S
+    assert own.claim_due_s == 4.0 + CLAIM_EVERY_S
     own.leave_urgent(4.02)
     own.take({A: [10]}, 1, by_s=4.2)
-    assert own.claim_due_s() == 4.02 + URGENT_S
+    assert own.claim_due_s == 4.02 + URGENT_S
     own.take({A: [11]}, 1, by_s=4.03)
     own.read(A, 13, 4.03)
     own.take({A: [12]}, 1, by_s=4.1)
-    assert own.claim_due_s() == 4.03
+    assert own.claim_due_s == 4.03
     own.claimed(own.next_claim("north"))
     own.read(A, 14, 5.0)
-    assert own.claim_due_s() == 5.0 + CLAIM_EVERY_S
+    assert own.claim_due_s == 5.0 + CLAIM_EVERY_S
 
 
 @pytest.mark.parametrize(

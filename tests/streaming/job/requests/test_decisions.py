@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sources.intake.accept import accept
-from sources.intake.cancels import Accepted
+from sources.intake.accepted import Accepted
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
 from state.buckets.parts import IdRows

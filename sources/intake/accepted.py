@@ -1,0 +1,48 @@
+"""What records are accepted as: messages, and what the requests among them ask for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sources.intake.partitioner import partitions_for
+from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import REQUEST
+from state.message import MESSAGE_SCHEMA
+
+
+class Accepted(NamedTuple):
+    """Accepted records.
+
+    - `messages`: rows of `MESSAGE_SCHEMA`
+    - `asks`: what the requests among them ask for (`ASK_SCHEMA`)
+    """
+
+    messages: pa.Table
+    asks: pa.Table
+
+    def with_requests(self, requests: pa.Table, asks: pa.Table) -> Accepted:
+        """Return these and behind them `requests`, as messages, which ask for `asks`."""
+        return Accepted(pa.concat_tables([self.messages, requests]), pa.concat_tables([self.asks, asks]))
+
+
+def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Return the requests that come with accepted `messages`, as messages with the same ids and `keys` (binary)."""
+    dues = messages.column("deliver_at_ms").to_numpy()
+    at_once = np.minimum(messages.column("timestamp_ms").to_numpy(), clock_ms)
+    # Both have the same id, and no two messages may have the same order key.
+    at_once = at_once + (at_once == dues)
+    count = messages.num_rows
+    partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
+    input_partitions = messages.column("partition").to_numpy().astype(np.int64)
+    columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
+        "deliver_at_ms": at_once,
+        "kind": np.full(count, REQUEST, dtype=np.int8),
+        "output_topic": pa.array([batch_settings.results] * count, pa.string()),
+        "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
+        "key": keys,
+        "value": pa.nulls(count),
+    }
+    return pa.table(columns).cast(MESSAGE_SCHEMA)
