@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ from tests.small_disk import CannotMount, SmallDisk
 # On a busy machine, an example may take long to generate and to run.
 hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("any machine")
+
+# A container often sets this. Then each process of each service would compile the project's code again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Many jobs run at once here, and each would want the same address. Whoever asks a job in a test gives it one.
 os.environ["DELAYLINE_MONITOR__JOB"] = ""
