@@ -52,6 +52,12 @@ def _assert_clock_behind(service: Service) -> None:
     assert service.log.splitlines()[-1].startswith("error: clock-behind: this host's clock shows "), service.log[-3000:]
 
 
+def _assert_clock_ahead(service: Service) -> None:
+    assert service.wait() == 1
+    last = service.log.splitlines()[-1]
+    assert re.match("error: clock-ahead: .* shows .*, and the broker's clock ", last), service.log[-3000:]
+
+
 @pytest.mark.thorough
 @pytest.mark.takes(50)
 def test_the_job_waits_for_a_clock_set_back_by_seconds_and_no_message_is_early_lost_or_out_of_order(
@@ -106,7 +112,7 @@ def test_a_clock_set_back_by_an_hour_ends_the_job_and_one_set_forward_by_a_day_d
     _assert_clock_behind(service)
 
 
-@pytest.mark.takes(60)
+@pytest.mark.takes(45)
 def test_no_batch_follows_a_clock_that_jumps_years_ahead_and_the_job_goes_on_once_it_is_set_right(
     application: Application, job: tuple[Service, Ledger], clock: HostClock
 ) -> None:
@@ -117,12 +123,12 @@ def test_no_batch_follows_a_clock_that_jumps_years_ahead_and_the_job_goes_on_onc
     _wait_for_more(ledger, 5)
     # Weeks ahead: by that clock all is due.
     clock.set_off(30 * _DAY_S)
-    for _ in range(2):
-        assert service.wait() == 1
-        assert re.match("error: clock-ahead: .* shows .*, and the broker's clock ", service.log.splitlines()[-1])
-        service.start(wait=False)
-    assert service.wait() == 1
+    _assert_clock_ahead(service)
+    service.start(wait=False)
+    _assert_clock_ahead(service)
     clock.set_off(0)
+    # With the clock of the tests' host, which shows the same now: libfaketime makes a start far slower.
+    service.environment = {}
     service.start()
     ledger.verify_after_outage(90)
     assert service.stop() == 0, service.log[-3000:]
