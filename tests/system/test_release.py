@@ -138,6 +138,7 @@ def test_a_job_whose_processes_all_get_sigterm_finishes_its_batch_and_ends_witho
         if re.search("Traceback|WARN|ERROR|Exception|ended by", line) and "Kafka does not answer" not in line
     ]
     assert not said, service.log[-3000:]
+    service.in_own_group = False
     service.start()
     ledger.wait_for_all(60)
     assert service.stop() == 0, service.log[-3000:]
