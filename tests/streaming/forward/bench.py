@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from confluent_kafka import Producer
 from conf.failpoints import ROOT_VARIABLE, VARIABLE
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.options import librdkafka_options
+from conf.load import load_settings
 from conf.settings import Settings
 from sinks.lanes.terms import write_terms
 from sinks.lanes.writer import LaneWriter
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import partition_counts
+from sinks.topics.topics import ensure_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.claims import Claim, Claims, Terms
@@ -164,6 +166,17 @@ class ForwardBench:
                 yield process
             finally:
                 process.kill()
+
+
+def new_bench(broker: EmbeddedBroker, *overrides: str) -> ForwardBench:
+    """Make the topics of a new application of `broker`, with two shards and lanes and two input partitions."""
+    application_id = f"app-{uuid.uuid4().hex[:8]}"
+    topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
+    servers = f"kafka.bootstrap_servers={broker.bootstrap}"
+    own = (f"application_id={application_id}", servers, *topics, "monitor.job=", f"bucket.shards={LANES}")
+    settings = load_settings(None, [*own, *overrides], environ={})
+    ensure_topics(settings, 2)
+    return ForwardBench(broker, settings, (*own, *overrides))
 
 
 def ids(topic: str, offsets: Mapping[int, Iterable[int]]) -> list[Id]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,17 +24,58 @@ from streaming.forward.process import ForwardProcess
 from streaming.job.claim_watch import ClaimWatch
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import PATIENCE, assert_eventually
-from tests.streaming.forward.bench import LANES, ForwardBench, ids
-from tests.streaming.forward.conftest import MakeBench
+from tests.streaming.forward.bench import LANES, ForwardBench, ids, new_bench
 
 _CUT = "/0 has lost records below offset 5, up to which forwarders have read"
 
 
 @pytest.fixture(scope="module")
 def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker that a test stops, and starts again without records."""
+    """A broker that is stopped, and started again without some records."""
     with EmbeddedBroker(tmp_path_factory.mktemp("frail"), heap="512m") as running:
         yield running
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Applications whose first input partition has lost records while the broker was down.
+
+    Claims have decided five records of each partition, of which none is left.
+
+    - `below`: it ends below what claims have decided
+    - `grown`: it has grown beyond that again before a forwarder looks
+    - `read`: a forwarder reads it meanwhile; `reading` is its error
+    - `undecided`: it keeps the three records that claims have decided, and has lost two later ones
+    """
+
+    below: ForwardBench
+    grown: ForwardBench
+    read: ForwardBench
+    undecided: ForwardBench
+    reading: Future[str | None]
+
+
+@pytest.fixture(scope="module")
+def cut(frail: EmbeddedBroker) -> Iterator[Cut]:
+    """The broker's only restart, for all of them."""
+    below, grown, read, undecided = benches = [new_bench(frail) for _ in range(4)]
+    for bench in benches:
+        bench.open_lanes()
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(_error_of_forwarder, read, "north")
+        with below.forwarder(), grown.forwarder(), undecided.forwarder():
+            for bench in benches:
+                bench.publish(3 if bench is undecided else 5)
+            assert_eventually(lambda: undecided.decided(p0=3) and all(bench.decided(p0=5) for bench in benches[:3]), 30)
+        size = _log_bytes(undecided)
+        undecided.publish(2)
+        _restart_cut(frail, {_log_file(below): 0, _log_file(grown): 0, _log_file(read): 0, _log_file(undecided): size})
+        assert_eventually(lambda: all(map(_answers, benches)), 30, "the broker leads its partitions again")
+        grown.publish(9)
+        read.publish(9)
+        # In place of the lost ones, and more.
+        undecided.publish(4)
+        yield Cut(below, grown, read, undecided, reading)
 
 
 def _log_bytes(bench: ForwardBench) -> int:
@@ -43,17 +83,16 @@ def _log_bytes(bench: ForwardBench) -> int:
     return _log_file(bench).stat().st_size
 
 
-def _restart_cut(bench: ForwardBench, size: int) -> None:
-    """Let the first input partition lose what lies behind `size` bytes, as by a leader election that was not clean."""
-    bench.broker.stop()
-    log_file = _log_file(bench)
-    os.truncate(log_file, size)
-    for path in log_file.parent.iterdir():
-        # The broker makes what it derives from the log again.
-        if path.suffix in {".index", ".timeindex", ".snapshot"}:
-            path.unlink()
-    bench.broker.start()
-    assert_eventually(lambda: _answers(bench), 30, "the broker leads its partitions again")
+def _restart_cut(broker: EmbeddedBroker, sizes: dict[Path, int]) -> None:
+    """Let logs lose what lies behind so many bytes, as by a leader election that was not clean."""
+    broker.stop()
+    for log_file, size in sizes.items():
+        os.truncate(log_file, size)
+        for path in log_file.parent.iterdir():
+            # The broker makes what it derives from the log again.
+            if path.suffix in {".index", ".timeindex", ".snapshot"}:
+                path.unlink()
+    broker.start()
 
 
 def _answers(bench: ForwardBench) -> bool:
@@ -70,42 +109,27 @@ def _log_file(bench: ForwardBench) -> Path:
     return found
 
 
-def _error_of_forwarder(bench: ForwardBench, member: str, ended: threading.Event | None = None) -> str | None:
-    """Run a forwarder until it fails, and return its error; None if it is `ended`, or runs on for too long."""
+def _error_of_forwarder(bench: ForwardBench, member: str) -> str | None:
+    """Run a forwarder until it fails, and return its error; None if it runs on for too long."""
     deadline_s = time.monotonic() + 90 * PATIENCE
     try:
-        ForwardProcess(bench.settings, member).run(
-            lambda _: time.monotonic() > deadline_s or (ended is not None and ended.is_set())
-        )
+        ForwardProcess(bench.settings, member).run(lambda _: time.monotonic() > deadline_s)
     except CheckpointMismatch as error:
         return str(error)
     return None
 
 
 @pytest.mark.parametrize(
-    ("is_running", "published"),
+    "name",
     [
-        pytest.param(False, 0, id="it ends below what claims have decided"),
-        pytest.param(False, 9, id="it has grown beyond that before a forwarder looks"),
-        pytest.param(True, 9, id="a forwarder reads it meanwhile"),
+        pytest.param("below", id="it ends below what claims have decided"),
+        pytest.param("grown", id="it has grown beyond that before a forwarder looks"),
+        pytest.param("read", id="a forwarder reads it meanwhile"),
     ],
 )
-def test_a_cut_partition_ends_forwarders_and_batches_until_its_topic_is_created_again(
-    frail: EmbeddedBroker, make_bench: MakeBench, is_running: bool, published: int
-) -> None:
-    bench = make_bench(on=frail)
-    bench.open_lanes()
-    with ThreadPoolExecutor(1) as threads:
-        ended = threading.Event()
-        reading = threads.submit(_error_of_forwarder, bench, "north", ended)
-        bench.publish(5)
-        assert_eventually(lambda: bench.decided(p0=5))
-        if not is_running:
-            ended.set()
-            assert reading.result() is None
-        _restart_cut(bench, 0)
-        bench.publish(published)
-        error = reading.result() if is_running else _error_of_forwarder(bench, "north")
+def test_a_cut_partition_ends_forwarders_and_batches_until_its_topic_is_created_again(cut: Cut, name: str) -> None:
+    bench: ForwardBench = getattr(cut, name)
+    error = cut.reading.result() if name == "read" else _error_of_forwarder(bench, "north")
     assert error is not None
     assert _CUT in error
     assert "Delete the topic, create it again, and start with topics.skip_expired=true" in error
@@ -138,19 +162,8 @@ def test_a_cut_partition_ends_forwarders_and_batches_until_its_topic_is_created_
         assert watch.wait(replace(batch, starts=batch.ends)).offsets == {}
 
 
-def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(
-    frail: EmbeddedBroker, make_bench: MakeBench
-) -> None:
-    bench = make_bench(on=frail)
-    bench.open_lanes()
-    with bench.forwarder():
-        bench.publish(3)
-        assert_eventually(lambda: bench.decided(p0=3))
-    size = _log_bytes(bench)
-    bench.publish(2)
-    _restart_cut(bench, size)
-    # In place of the lost ones, and more.
-    bench.publish(4)
+def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(cut: Cut) -> None:
+    bench = cut.undecided
     with bench.forwarder():
         assert_eventually(lambda: bench.decided(p0=7), 20)
     assert bench.forwarded() == ids(bench.input, {0: range(7)})
