@@ -37,6 +37,12 @@ _IDLE_S = 600
 _DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
 _UNIT_DURATION_S = 0.0
 
+# The folders whose tests with a Spark session take half of the time of all that have one.
+_OF_BATCHES = {"tests.streaming.job", "tests.streaming.maintenance"}
+
+# Brokers beside the one that each worker has. One worker runs all tests of such a broker, and starts it once.
+_SHARED_BROKERS = {"proxied", "strict"}
+
 # If CI is set, a skipped test fails unless its reason begins with one of these.
 ALLOWED_SKIPS = {
     "libfaketime": "the wheel contains the library for Linux on x86-64 only",
@@ -107,12 +113,13 @@ def _declared_s(item: pytest.Item) -> float:
 def _unit(item: pytest.Item) -> str:
     """Return the group that one worker runs: the module if the test uses a module-scoped fixture, else the test alone.
 
-    The tests of a folder with an in-process Spark session form one group: they share their worker's session, which is
-    soon warm.
+    The tests with an in-process Spark session form two groups: two workers start a session, which is soon warm.
     """
     assert isinstance(item, pytest.Function)
     if item.get_closest_marker("spark"):
-        return f"spark in {item.module.__package__}"
+        return "spark of the batches" if item.module.__package__ in _OF_BATCHES else "spark"
+    if shared := _SHARED_BROKERS & set(item.fixturenames):
+        return f"tests of {min(shared)}"
     definitions = item._fixtureinfo.name2fixturedefs.values()
     shares = any(overrides[-1].scope == "module" for overrides in definitions)
     return item.module.__name__ if shares else item.nodeid

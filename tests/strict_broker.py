@@ -50,7 +50,7 @@ Allow = Callable[..., None]
 LogInAs = Callable[..., list[str]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def strict(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """The broker."""
     folder = tmp_path_factory.mktemp("strict")

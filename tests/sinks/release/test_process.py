@@ -165,7 +165,12 @@ def test_a_process_whose_group_has_a_foreign_consumer_warns_once_and_ends_by_nam
             {"group.min.session.timeout.ms": "10000"},
             ("Invalid session timeout", "set group.min.session.timeout.ms of the brokers to 6000 at the most"),
         ),
-        ({"group.max.size": "1"}, ("group has reached maximum size", "raise group.max.size of the brokers")),
+        pytest.param(
+            {"group.max.size": "1"},
+            ("group has reached maximum size", "raise group.max.size of the brokers"),
+            # The sentence is that of tests/sinks/group/test_refusals.py.
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_process_that_the_brokers_settings_keep_out_of_its_group_warns_once_and_ends_by_name(
