@@ -19,7 +19,7 @@ from tests.messages import messages, some_batch_settings
 
 HOUR_MS = 3_600_000
 BATCH_SETTINGS = some_batch_settings()
-FAN_IN = 4
+FAN_IN = 3
 
 
 class Table:
