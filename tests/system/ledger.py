@@ -354,4 +354,4 @@ class Ledger:
             acceptance = self._watch.acceptance()
             if all(acceptance.in_order_from_ms(message) is not None for message in received):
                 return
-            time.sleep(0.05)
+            time.sleep(0.25)
