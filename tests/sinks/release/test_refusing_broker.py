@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -63,8 +64,16 @@ def _due(bench: ReleaseBench, count: int, first: int = 0) -> pa.Table:
     )
 
 
+def _some_thorough(codes: list[int], always: set[int]) -> list[Any]:
+    return [pytest.param(code, marks=[] if code in always else [pytest.mark.thorough]) for code in codes]
+
+
 @pytest.mark.parametrize(
-    "code", [KafkaError.POLICY_VIOLATION, KafkaError.UNKNOWN, KafkaError.INVALID_CONFIG, KafkaError.TOPIC_EXCEPTION]
+    "code",
+    _some_thorough(
+        [KafkaError.POLICY_VIOLATION, KafkaError.UNKNOWN, KafkaError.INVALID_CONFIG, KafkaError.TOPIC_EXCEPTION],
+        always={KafkaError.POLICY_VIOLATION, KafkaError.UNKNOWN},
+    ),
 )
 def test_what_a_topic_refuses_with_any_error_becomes_dead_letters_and_the_rest_follows_in_order(
     bench: ReleaseBench, proxy: RefusingProxy, code: int
@@ -96,7 +105,12 @@ def test_an_error_of_a_topic_that_passes_makes_no_dead_letter(
     assert bench.read(bench.dead_letter) == []
 
 
-@pytest.mark.parametrize("code", [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP])
+@pytest.mark.parametrize(
+    "code",
+    _some_thorough(
+        [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP], always={KafkaError.INVALID_TIMESTAMP}
+    ),
+)
 def test_a_topic_that_refuses_whatever_it_gets_loses_no_message_and_stops_no_other_topic(
     bench: ReleaseBench, proxy: RefusingProxy, code: int
 ) -> None:

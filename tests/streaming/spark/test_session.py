@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -92,32 +93,22 @@ def test_an_option_that_the_service_rests_on_is_delaylines_even_if_spark_submit_
     assert session._submitted() == {"spark.driver.memory"}
 
 
-_CLUSTER_DEFAULTS = """
-from conf.settings import Settings
+# Two starts of Java, for what a test sees only in a process of its own.
+_PROGRAM = """
+import sys
+from conf.load import load_settings
+from conf.logs import configure_logging
 from conf.spark_options import TABLE_DEFAULTS
 from streaming.spark.session import open_session
 
-spark = open_session(Settings(), {f"{TABLE_DEFAULTS}appendOnly": "true"})
-print(spark.conf.get(f"{TABLE_DEFAULTS}appendOnly", "unset"))
-spark.stop()
-"""
-
-
-def test_what_a_cluster_sets_for_all_new_tables_does_not_count_in_the_session() -> None:
-    program = [sys.executable, "-c", _CLUSTER_DEFAULTS]
-    process = subprocess.run(program, capture_output=True, text=True, timeout=100)
-    assert (process.returncode, process.stdout) == (0, "unset\n"), process.stderr
-
-
-_INTERRUPTED = """
-import sys
-from datetime import UTC, datetime, timedelta
-from conf.settings import Settings
-from streaming.spark.session import open_session
-
-spark = open_session(Settings())
+configure_logging("info", sys.argv[1])
+settings = load_settings(None, [f"monitor.log_format={sys.argv[1]}"], environ={})
+spark = open_session(settings, {f"{TABLE_DEFAULTS}appendOnly": "true"})
+manager = spark._jvm.org.apache.logging.log4j.LogManager
+manager.getLogger("a.b").error("two\\nlines", spark._jvm.java.lang.IllegalStateException("why"))
+manager.getLogger("a.b").error("Aborting task")
 try:
-    print("asking", flush=True)
+    print(spark.conf.get(f"{TABLE_DEFAULTS}appendOnly", "unset"), flush=True)
     spark.range(10**12).selectExpr("sum(hash(id))").collect()
 except KeyboardInterrupt:
     spark.stop()
@@ -125,38 +116,59 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback() -> None:
-    program = [sys.executable, "-c", _INTERRUPTED]
+class Ended(NamedTuple):
+    """What the program has written, on a host that is not in UTC, until Ctrl-C ended it in a call of Java."""
+
+    begun: datetime
+    stdout: str
+    stderr: list[str]
+    code: int
+
+
+def _interrupted(log_format: str) -> Ended:
+    begun = datetime.now(UTC)
     # A separate process group, as in a terminal: Java and its children get the signal too.
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, log_format],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        env={**os.environ, "TZ": "Asia/Tokyo"},
+    )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "asking\n"
+        stdout = process.stdout.readline()
         os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        rest, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, stderr) == (130, "")
+    return Ended(begun, stdout + rest, stderr.splitlines(), process.returncode)
 
 
-_LOGS = """
-import sys
-from conf.load import load_settings
-from conf.spark_options import FIXED_OPTIONS
-from conf.logs import configure_logging
-from streaming.spark.session import open_session
-
-configure_logging("info", sys.argv[1])
-spark = open_session(load_settings(None, [f"monitor.log_format={sys.argv[1]}"], environ={}))
-manager = spark._jvm.org.apache.logging.log4j.LogManager
-manager.getLogger("a.b").error("two\\nlines", spark._jvm.java.lang.IllegalStateException("why"))
-manager.getLogger("a.b").error("Aborting task")
-spark.stop()
-"""
+@pytest.fixture(scope="module")
+def logs_json(java: str) -> Ended:
+    """The end of the program with logs in JSON."""
+    return _interrupted("json")
 
 
-def test_java_logs_json_with_the_keys_of_python() -> None:
-    (line,) = map(json.loads, _logged("json"))
+@pytest.fixture(scope="module")
+def logs_text(java: str) -> Ended:
+    """The end of the program with logs as text."""
+    return _interrupted("text")
+
+
+def test_what_a_cluster_sets_for_all_new_tables_does_not_count_in_the_session(logs_json: Ended) -> None:
+    assert logs_json.stdout == "unset\n", logs_json.stderr
+
+
+def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback(logs_json: Ended) -> None:
+    # The one line is that of the program.
+    assert (logs_json.code, len(logs_json.stderr)) == (130, 1), logs_json.stderr
+
+
+def test_java_logs_json_with_the_keys_of_python(logs_json: Ended) -> None:
+    line = json.loads(logs_json.stderr[0])
     assert {name: line[name] for name in ("level", "logger", "message")} == {
         "level": "ERROR", "logger": "a.b", "message": "two\nlines",
     }  # fmt: skip
@@ -164,21 +176,9 @@ def test_java_logs_json_with_the_keys_of_python() -> None:
     assert line["exception"].startswith("java.lang.IllegalStateException: why")
 
 
-def test_java_writes_the_instant_of_a_line_as_python_does() -> None:
-    before = datetime.now(UTC)
-    (line, *_) = _logged("text")
-    at, rest = line.split(" ", 1)
+def test_java_writes_the_instant_of_a_line_as_python_does(logs_text: Ended) -> None:
+    at, rest = logs_text.stderr[0].split(" ", 1)
     assert rest == "ERROR b: two"
     written = datetime.fromisoformat(at)
     assert instant(int(written.timestamp() * 1000)) == at
-    assert before - timedelta(milliseconds=1) <= written <= datetime.now(UTC)
-
-
-def _logged(log_format: str) -> list[str]:
-    """Return the lines of `_LOGS`, on a host that is not in UTC."""
-    program = [sys.executable, "-c", _LOGS, log_format]
-    process = subprocess.run(
-        program, capture_output=True, text=True, timeout=100, env={**os.environ, "TZ": "Asia/Tokyo"}
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stderr.splitlines()
+    assert logs_text.begun - timedelta(milliseconds=1) <= written <= datetime.now(UTC)
