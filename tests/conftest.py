@@ -24,7 +24,7 @@ from streaming.local.broker import EmbeddedBroker
 from streaming.spark.session import open_session
 from tests.eventually import assert_eventually
 from tests.frame_proxy import FrameProxy
-from tests.quick_java import QUICK_JAVA
+from tests.quick_java import QUICK_JAVA, quick_broker
 from tests.small_disk import CannotMount, SmallDisk
 
 # On a busy machine, an example may take long to generate and to run.
@@ -60,7 +60,7 @@ def java() -> str:
 @pytest.fixture(scope="session")
 def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One broker for all tests; it ends with the test process, however that ends."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as running:
+    with quick_broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
 
@@ -76,7 +76,7 @@ def proxied(java: str, tmp_path_factory: pytest.TempPathFactory, proxy: FramePro
     """A broker that sends its clients to `proxy`."""
     own = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
     folder = tmp_path_factory.mktemp("proxied")
-    with EmbeddedBroker(folder, port=proxy.broker_port, properties=own, heap="512m") as running:
+    with quick_broker(folder, port=proxy.broker_port, properties=own, heap="512m") as running:
         yield running
 
 

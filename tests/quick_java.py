@@ -1,4 +1,12 @@
-"""Java options for short-lived processes."""
+"""Java for processes that live for minutes at the most."""
 
-# The second compiler pays off only after minutes.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1"
+from __future__ import annotations
+
+from functools import partial
+
+from streaming.local.broker import SHORT_LIVED, EmbeddedBroker
+
+QUICK_JAVA = " ".join(SHORT_LIVED)
+
+# A broker as `EmbeddedBroker` makes it.
+quick_broker = partial(EmbeddedBroker, java=SHORT_LIVED)

@@ -23,6 +23,7 @@ from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
+from tests.quick_java import quick_broker
 
 # The password of each is its name.
 USERS = ("guest", "job", "release", "forward", "publisher", "subscriber", "status", "topics")
@@ -54,7 +55,7 @@ LogInAs = Callable[..., list[str]]
 def strict(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """The broker."""
     folder = tmp_path_factory.mktemp("strict")
-    with EmbeddedBroker(folder, properties=_PROPERTIES, heap="512m", secured=["SASL_PLAINTEXT"]) as running:
+    with quick_broker(folder, properties=_PROPERTIES, heap="512m", secured=["SASL_PLAINTEXT"]) as running:
         yield running
 
 

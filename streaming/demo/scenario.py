@@ -29,7 +29,7 @@ from streaming.judge.contract import Environment
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Received
 from streaming.judge.verdict import judge
-from streaming.local.broker import EmbeddedBroker
+from streaming.local.broker import SHORT_LIVED, EmbeddedBroker
 from streaming.storage.paths import storage_path
 
 # Messages and seconds of each wave: before the kill, while the job is down, after it is back.
@@ -75,7 +75,7 @@ def run_demo(view: View, keep: Path | None = None) -> Result:
         folder = (keep or Path(stack.enter_context(_scratch()))).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         view.step(f"starting a Kafka broker in {folder}")
-        broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
+        broker = stack.enter_context(EmbeddedBroker(folder / "broker", java=SHORT_LIVED))
         overrides = demo_overrides(broker.bootstrap, folder)
         settings = load_settings(None, overrides, environ={})
         ensure_topics(settings, partitions=_PARTITIONS)

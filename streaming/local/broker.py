@@ -23,6 +23,9 @@ from streaming.local.broker_properties import address, node_properties, properti
 from streaming.local.free_port import free_port
 
 _LOG_CONFIG = JAVA_FILES / "broker-log4j2.properties"
+_LONG_RUNNING = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
+# The second compiler pays off only after minutes, and until then takes half of a broker's CPU time.
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 _FORMAT_TIMEOUT_S = 60.0
@@ -53,6 +56,7 @@ class EmbeddedBroker:
         heap: Java's maximum heap size.
         secured: security protocols (SSL, SASL_SSL) to serve in addition, each on a separate port; `properties` has
             their certificates and logins. The plain listener stays, because the node itself uses it.
+        java: Java's options, by default those for a broker that runs for long.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class EmbeddedBroker:
         properties: Mapping[str, str] | None = None,
         heap: str = "1g",
         secured: Sequence[str] = (),
+        java: Sequence[str] = _LONG_RUNNING,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.host = host
@@ -71,6 +76,7 @@ class EmbeddedBroker:
         self.log_file = self.directory / "broker.log"
         self._properties = dict(properties or {})
         self._secured = dict.fromkeys(secured, 0)
+        self._java_options = java
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -172,7 +178,7 @@ class EmbeddedBroker:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # The id must not begin with a dash: Kafka's option parser would read it as an option.
         cluster_id = "A" + cluster_id[1:]
-        command = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", *self._log_options(), "-cp", classpath]
+        command = [java, "-Xmx128m", *SHORT_LIVED, *self._log_options(), "-cp", classpath]
         command += ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
@@ -182,7 +188,7 @@ class EmbeddedBroker:
             raise BrokerFailed(f"could not format {self.directory}:\n{done.stdout}{done.stderr}")
 
     def _launch(self, java: str, classpath: str, config: Path) -> subprocess.Popen[bytes]:
-        command = [java, f"-Xmx{self.heap}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
+        command = [java, f"-Xmx{self.heap}", *self._java_options]
         command += [*self._log_options(), "-cp", classpath, "kafka.Kafka", str(config)]
         wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         self.log_file.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from conf.java.jars import broker_jars
 from streaming.local.broker import EmbeddedBroker
+from tests.quick_java import quick_broker
 
 _PROGRAM = Path(__file__).parent / "ShareReader.java"
 
@@ -21,7 +22,7 @@ _PROGRAM = Path(__file__).parent / "ShareReader.java"
 @pytest.fixture
 def broker(java: str, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A broker of its own: share groups are a feature of the cluster, which the first reader switches on."""
-    with EmbeddedBroker(tmp_path / "broker", heap="512m") as running:
+    with quick_broker(tmp_path / "broker", heap="512m") as running:
         yield running
 
 

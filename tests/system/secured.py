@@ -14,6 +14,7 @@ from conf.kafka.jaas import LOGIN_MODULES, write_jaas
 from streaming.local.broker import EmbeddedBroker
 from streaming.local.broker_properties import properties_text
 from tests.certificates import STORE_PASSWORD, Authority
+from tests.quick_java import quick_broker
 from tests.token_server import CLIENT_ID, CLIENT_SECRET, SCOPE, TokenServer, write_key_set
 
 # With characters that are special in TOML, in a JAAS entry and in a shell.
@@ -67,7 +68,7 @@ def secured_broker(folder: Path) -> Iterator[Secured]:
         m.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys.as_uri()}")
         properties = _properties(authority, keys)
         listeners = ["SASL_SSL", "SASL_PLAINTEXT", "SSL"]
-        with EmbeddedBroker(folder / "node", properties=properties, heap="512m", secured=listeners) as broker:
+        with quick_broker(folder / "node", properties=properties, heap="512m", secured=listeners) as broker:
             _add_users(broker)
             tls = {
                 "ssl.ca.location": str(authority.ca),

@@ -15,8 +15,8 @@ from conf.load import load_settings
 from sinks.topics.topics import ensure_topics
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Received
-from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
+from tests.quick_java import quick_broker
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application
 from tests.system.service import Service
@@ -55,7 +55,7 @@ def move(application: Application, old: Service, new: Service) -> subprocess.Com
 @pytest.mark.takes(150)
 def test_what_waits_comes_out_once_and_on_time_in_the_new_cluster(application: Application, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        broker = stack.enter_context(EmbeddedBroker(tmp_path / "new-broker"))
+        broker = stack.enter_context(quick_broker(tmp_path / "new-broker"))
         old = Service(application.folder, application.overrides())
         stack.callback(old.kill)
         other_storage = [f"kafka.bootstrap_servers={broker.bootstrap}", f"storage.path={tmp_path / 'new-storage'}"]

@@ -9,6 +9,7 @@ import pytest
 
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
+from tests.quick_java import quick_broker
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
@@ -18,7 +19,7 @@ def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
     """A separate broker for these tests, instead of the one that all others share."""
     # It comes back in two seconds, not in nine.
     quick = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
-    with EmbeddedBroker(tmp_path_factory.mktemp("outages"), properties=quick) as running:
+    with quick_broker(tmp_path_factory.mktemp("outages"), properties=quick) as running:
         yield running
 
 

@@ -21,6 +21,7 @@ from state.checkpoint.progress import BatchSpan, Progress
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
+from tests.quick_java import quick_broker
 from tests.sinks.ready_log.conftest import Marker, Ready
 from tests.thorough import some_thorough
 
@@ -36,7 +37,7 @@ _QUICK = {
 @pytest.fixture(scope="module")
 def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that a test may kill. The test starts it again."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
+    with quick_broker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
         yield running
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from sinks.release.ring import PRODUCERS
-from streaming.local.broker import EmbeddedBroker
 from tests.messages import messages
+from tests.quick_java import quick_broker
 from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
 
 _EXPIRATION_S = 2
@@ -22,7 +22,7 @@ _FORGETFUL = {
 
 @pytest.fixture
 def bench(java: str, tmp_path_factory: pytest.TempPathFactory, make_bench: MakeBench) -> Iterator[ReleaseBench]:
-    with EmbeddedBroker(tmp_path_factory.mktemp("forgetful"), properties=_FORGETFUL, heap="512m") as broker:
+    with quick_broker(tmp_path_factory.mktemp("forgetful"), properties=_FORGETFUL, heap="512m") as broker:
         bench = make_bench(broker)
         yield bench
         bench.close()

@@ -22,6 +22,7 @@ from sinks.topics.limits import missing_topics
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
+from tests.quick_java import quick_broker
 from tests.sinks.release.conftest import MakeBench, ReleaseBench, StopAt, create_topics, ids
 
 _QUICK = {
@@ -38,7 +39,7 @@ _OUTAGE = "Kafka does not answer"
 @pytest.fixture(scope="module")
 def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that a test may kill or pause. The test starts it again."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
+    with quick_broker(tmp_path_factory.mktemp("frail"), properties=_QUICK, heap="512m") as running:
         yield running
 
 

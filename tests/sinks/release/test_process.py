@@ -19,8 +19,8 @@ from sinks.group.groups import release_group
 from sinks.group.members import strangers
 from sinks.release.process import ReleaseProcess
 from sinks.topics.topics import ensure_topics
-from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
+from tests.quick_java import quick_broker
 from tests.sinks.release.conftest import MakeBench
 
 MEMBER = "north"
@@ -181,7 +181,7 @@ def test_a_process_that_the_brokers_settings_keep_out_of_its_group_warns_once_an
     properties: dict[str, str],
     words: tuple[str, ...],
 ) -> None:
-    with EmbeddedBroker(tmp_path, heap="512m", properties=properties) as broker:
+    with quick_broker(tmp_path, heap="512m", properties=properties) as broker:
         settings = make_bench(broker).settings
         ensure_topics(settings, 1)
         strategy = {"partition.assignment.strategy": "cooperative-sticky", "session.timeout.ms": "10000"}
@@ -211,7 +211,7 @@ def test_release_processes_are_no_strangers_in_their_group(prepared: Settings, r
 def test_a_process_that_has_lost_its_shards_in_an_outage_is_not_drained(
     java: str, tmp_path: Path, make_bench: MakeBench
 ) -> None:
-    with EmbeddedBroker(tmp_path, heap="512m") as broker:
+    with quick_broker(tmp_path, heap="512m") as broker:
         settings = make_bench(broker, "release.transaction_timeout=3s").settings
         ensure_topics(settings, 1)
         running = Running(settings)

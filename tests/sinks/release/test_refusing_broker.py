@@ -17,6 +17,7 @@ from sources.subscriber import received
 from streaming.local.broker import EmbeddedBroker
 from streaming.local.free_port import free_port
 from tests.messages import messages
+from tests.quick_java import quick_broker
 from tests.refusing_proxy import RefusingProxy
 from tests.sinks.release.conftest import MakeBench, ReleaseBench, create_topics, values
 
@@ -36,7 +37,7 @@ def refusing(java: str, proxy: RefusingProxy, tmp_path_factory: pytest.TempPathF
     """A broker that names the proxy's address as its own."""
     proxy.target = free_port("127.0.0.1")
     own = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
-    with EmbeddedBroker(tmp_path_factory.mktemp("refusing"), proxy.target, properties=own, heap="512m") as running:
+    with quick_broker(tmp_path_factory.mktemp("refusing"), proxy.target, properties=own, heap="512m") as running:
         yield running
 
 

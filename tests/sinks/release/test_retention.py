@@ -12,6 +12,7 @@ from sinks.release.wall_clock import now_ms
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
+from tests.quick_java import quick_broker
 from tests.sinks.release.conftest import MakeBench, create_topics, values
 
 _HOUR_MS = 3_600_000
@@ -21,7 +22,7 @@ _ALWAYS_CHECKING = {"log.retention.check.interval.ms": "100", "log.initial.task.
 @pytest.fixture(scope="module")
 def tidy(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that deletes what is too old at once."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("tidy"), properties=_ALWAYS_CHECKING, heap="512m") as running:
+    with quick_broker(tmp_path_factory.mktemp("tidy"), properties=_ALWAYS_CHECKING, heap="512m") as running:
         yield running
 
 

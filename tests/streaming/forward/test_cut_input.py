@@ -24,6 +24,7 @@ from streaming.forward.process import ForwardProcess
 from streaming.job.claim_watch import ClaimWatch
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import PATIENCE, assert_eventually
+from tests.quick_java import quick_broker
 from tests.streaming.forward.bench import LANES, ForwardBench, ids, new_bench
 
 _CUT = "/0 has lost records below offset 5, up to which forwarders have read"
@@ -32,7 +33,7 @@ _CUT = "/0 has lost records below offset 5, up to which forwarders have read"
 @pytest.fixture(scope="module")
 def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A broker that is stopped, and started again without some records."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("frail"), heap="512m") as running:
+    with quick_broker(tmp_path_factory.mktemp("frail"), heap="512m") as running:
         yield running
 
 

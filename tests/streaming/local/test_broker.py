@@ -19,6 +19,7 @@ from streaming.local.broker import EmbeddedBroker
 from streaming.local.broker_properties import address, node_properties, properties_text
 from tests.eventually import assert_eventually
 from tests.processes import runs
+from tests.quick_java import quick_broker
 
 
 def produce(broker: EmbeddedBroker, topic: str, value: bytes) -> None:
@@ -41,7 +42,7 @@ def first_values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes |
 def test_acknowledged_records_survive_a_stop_and_a_kill(tmp_path: Path) -> None:
     # After a kill, the controller (in the same process) considers the node alive until this time has passed.
     short_session = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
-    broker = EmbeddedBroker(tmp_path, properties=short_session)
+    broker = quick_broker(tmp_path, properties=short_session)
     broker.start()
     try:
         address_at_first = broker.bootstrap
@@ -81,7 +82,7 @@ def test_the_broker_writes_a_log(broker: EmbeddedBroker) -> None:
 @pytest.mark.usefixtures("java")
 def test_an_unreadable_property_is_named(tmp_path: Path) -> None:
     with pytest.raises(BrokerFailed, match=r"could not format[\s\S]*log\.segment\.bytes"):
-        EmbeddedBroker(tmp_path, properties={"log.segment.bytes": "many"}).start()
+        quick_broker(tmp_path, properties={"log.segment.bytes": "many"}).start()
 
 
 @pytest.mark.usefixtures("java")
@@ -89,7 +90,7 @@ def test_a_taken_port_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        broker = EmbeddedBroker(tmp_path, port=taken.getsockname()[1])
+        broker = quick_broker(tmp_path, port=taken.getsockname()[1])
         with pytest.raises(BrokerFailed, match=r"ended with exit code 1[\s\S]*Address already in use"):
             broker.start()
     assert broker.pid is None
@@ -97,7 +98,7 @@ def test_a_taken_port_fails_with_the_end_of_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("java")
 def test_a_broker_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
-    broker = EmbeddedBroker(tmp_path)
+    broker = quick_broker(tmp_path)
     with pytest.raises(BrokerFailed, match="does not answer at"):
         broker.start(timeout_s=0)
     assert broker.pid is None
@@ -106,8 +107,8 @@ def test_a_broker_that_does_not_serve_in_time_is_ended(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("java")
 def test_the_broker_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib; from streaming.local.broker import EmbeddedBroker\n"
-        "broker = EmbeddedBroker(pathlib.Path(sys.argv[1])).start(); print(broker.pid, flush=True); input()"
+        "import sys, pathlib; from tests.quick_java import quick_broker\n"
+        "broker = quick_broker(pathlib.Path(sys.argv[1])).start(); print(broker.pid, flush=True); input()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],

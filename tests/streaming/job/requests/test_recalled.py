@@ -20,7 +20,7 @@ from state.message_ids import ids_of
 from state.recalled import Recall, partition_of_shard, recall_records
 from streaming.job.requests import recalled
 from streaming.job.requests.recalled import RecalledMessages
-from streaming.local.broker import EmbeddedBroker
+from streaming.local.broker import SHORT_LIVED, EmbeddedBroker
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 
@@ -298,7 +298,7 @@ def test_an_outage_that_lasts_too_long_ends_the_batch_that_must_know(
 @pytest.mark.thorough
 def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tmp_path: Path) -> None:
     # Clients keep the epoch of a partition's leader, which is another one after each start of the broker.
-    with EmbeddedBroker(tmp_path / "broker") as broker:
+    with EmbeddedBroker(tmp_path / "broker", java=SHORT_LIVED) as broker:
         settings = make_settings(f"kafka.bootstrap_servers={broker.bootstrap}", "kafka.outage_limit=20s")
         ensure_topics(settings, 3)
         reader = RecalledMessages(settings, EPOCH)
