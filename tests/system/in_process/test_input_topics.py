@@ -101,7 +101,7 @@ def test_every_record_of_an_input_topic_created_again_and_filled_beyond_the_old_
 ) -> None:
     job, ledger = make_job()
     _publish(application, b"old", 460)
-    _publish(application, b"waiting", 40, [("deliver-after", b"30s")])
+    _publish(application, b"waiting", 40, [("deliver-after", b"45s")])
 
     def values() -> Counter[bytes | None]:
         return Counter(record.value for record in ledger.got)
