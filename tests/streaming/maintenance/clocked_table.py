@@ -23,7 +23,7 @@ FAN_IN = 3
 
 
 class Table:
-    """A store whose Delta log reads a clock that the test sets.
+    """An empty table at `path`, whose Delta log reads a clock that the test sets.
 
     `refusals` has the errors of the next changes: None for one that is made.
     """
@@ -39,7 +39,6 @@ class Table:
         jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder, self.clock)
         self.refusals: list[Exception | None] = []
         self.store = BucketTable(spark, str(path), before_change=self._before_change)
-        self.store.create(from_arrow_schema(STORED_SCHEMA))
 
     def _before_change(self) -> None:
         if self.refusals and (refusal := self.refusals.pop(0)):
