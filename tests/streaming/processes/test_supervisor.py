@@ -338,7 +338,7 @@ def test_sigterm_ends_a_process_whose_command_was_killed(
     assert ("the job has ended without a word" in (tmp_path / "log").read_text()) == (comes == "after that")
 
 
-@pytest.mark.takes(20)
+@pytest.mark.takes(15)
 def test_an_orphan_releases_what_is_handed_over_and_ends(
     prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
 ) -> None:
