@@ -20,9 +20,10 @@ from state.message_ids import ids_of
 from state.recalled import Recall, partition_of_shard, recall_records
 from streaming.job.requests import recalled
 from streaming.job.requests.recalled import RecalledMessages
-from streaming.local.broker import SHORT_LIVED, EmbeddedBroker
+from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
+from tests.quick_java import quick_broker
 
 NOW_MS = time.time_ns() // 1_000_000
 # Before this, all messages were due that are recalled here, unless a test says otherwise.
@@ -298,7 +299,7 @@ def test_an_outage_that_lasts_too_long_ends_the_batch_that_must_know(
 @pytest.mark.thorough
 def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tmp_path: Path) -> None:
     # Clients keep the epoch of a partition's leader, which is another one after each start of the broker.
-    with EmbeddedBroker(tmp_path / "broker", java=SHORT_LIVED) as broker:
+    with quick_broker(tmp_path / "broker") as broker:
         settings = make_settings(f"kafka.bootstrap_servers={broker.bootstrap}", "kafka.outage_limit=20s")
         ensure_topics(settings, 3)
         reader = RecalledMessages(settings, EPOCH)
