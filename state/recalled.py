@@ -1,8 +1,8 @@
 """Records of the recalled topic: which messages release processes have recalled, and from where on the job knows that.
 
 The topic is internal and compacted. Its first partition has one key, with `KnownFrom`. Each of the others belongs to a
-shard, and has a `Recall` for each message that the shard has recalled, by the message's id. A recall is written in the
-transaction that answers the request, and deleted when the job has forgotten the message.
+shard, and has a `Recall` for each message that the shard has recalled, by the epoch and the message's id. A recall is
+written in the transaction that answers the request, and deleted when the job has forgotten the message.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class Recall:
 class KnownFrom:
     """From which offset of each input partition on the job knows what became of each message: it never goes back.
 
-    `input_ids` are Kafka's ids of the input topics.
+    `input_ids` are Kafka's ids of the input topics, and `epoch` is that of the checkpoint.
     """
 
     offsets: Offsets
     input_ids: dict[str, str]
+    epoch: int
 
 
 _RECALL = RecordFormat(TypeAdapter(Recall), "a record of the recalled topic")
@@ -58,14 +59,19 @@ def recall_records(ids: Ids, recall: Recall) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and the value of the record for each of `ids`."""
     value = _RECALL.dump(recall)
     for text in id_texts(table_of(ids)).to_pylist():
-        yield text.encode(), value
+        yield recall_key(recall.epoch, text), value
+
+
+def recall_key(epoch: int, message_id: str) -> bytes:
+    """Return the key of a record. Nobody who deletes that of an earlier epoch deletes this one."""
+    return f"{epoch}:{message_id}".encode()
 
 
 def read_recall(key: bytes | None, value: bytes) -> tuple[MessageId, Recall]:
     """Read such a record. Raises CheckpointMismatch for another one, FormatMismatch."""
     recall = _RECALL.read_of("recalled", "a recalled message", value)
     try:
-        return parse_id((key or b"").decode()), recall
+        return parse_id((key or b"").decode().partition(":")[2]), recall
     except ValueError as problem:
         raise CheckpointMismatch(f"the recalled topic has a record with the key {key!r}: {problem}") from problem
 

@@ -10,7 +10,14 @@ from sinks.internal_topics.log_producer import LogProducer, LogRecord
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
 from state.cancel import MessageId
-from state.recalled import KNOWN_FROM_KEY, KNOWN_FROM_PARTITION, KnownFrom, known_from_record, read_known_from
+from state.recalled import (
+    KNOWN_FROM_KEY,
+    KNOWN_FROM_PARTITION,
+    KnownFrom,
+    known_from_record,
+    read_known_from,
+    recall_key,
+)
 
 
 class RecalledWriter:
@@ -29,18 +36,25 @@ class RecalledWriter:
         self._id = transactional_id(settings.application_id, "recalled")
         self._timeout_ms = settings.release.transaction_timeout
         self._producer = self._opened()
-        value = newest_value(self._options, self._topic, KNOWN_FROM_PARTITION, after_fencing=True)
-        self.known_from = None if value is None else read_known_from(value)
+        try:
+            value = newest_value(self._options, self._topic, KNOWN_FROM_PARTITION, after_fencing=True)
+            self.known_from = None if value is None else read_known_from(value)
+        except BaseException:
+            self.close()
+            raise
 
     def move(self, known_from: KnownFrom) -> None:
         """Write from where on messages are known. Raises what `LogProducer.write` does."""
         self._write([LogRecord(self._topic, KNOWN_FROM_PARTITION, known_from_record(known_from), KNOWN_FROM_KEY)])
         self.known_from = known_from
 
-    def delete(self, recalls: Iterable[tuple[int, MessageId]]) -> None:
-        """Delete records, by their partition and the id of the message. Raises what `LogProducer.write` does."""
+    def delete(self, epoch: int, recalls: Iterable[tuple[int, MessageId]]) -> None:
+        """Delete records of an epoch, by their partition and the id of the message.
+
+        Raises what `LogProducer.write` does.
+        """
         self._write(
-            LogRecord(self._topic, partition, None, "/".join(map(str, identity)).encode())
+            LogRecord(self._topic, partition, None, recall_key(epoch, "/".join(map(str, identity))))
             for partition, identity in recalls
         )
 

@@ -33,9 +33,12 @@ _MOST_AT_ONCE = 100
 _TIMEOUT_S = 30.0
 # What a reader may have fetched ahead. A larger record is fetched alone.
 _PREFETCH_KBYTES = 4096
-# How long the ends of the logs that were asked for count as the present ones: nothing is due less than 0.3 s after it
-# has come, but for what nobody can put in order.
-_PRESENT_S = 0.1
+# How long the ends of the logs that were asked for count as the present ones, and how long the consumer that waits for
+# what comes may take for its first answer: nothing is due less than 0.3 s after it has come, but for what nobody can
+# put in order.
+_PRESENT_S, _FIRST_ANSWER_S = 0.1, 0.15
+# After so many questions a host that is too busy is given more time for each: it must not ask for ever.
+_MOST_QUESTIONS = 20
 # A larger gap is not read through, but sought across.
 _GAP = 50
 _REMEDY = (
@@ -59,12 +62,11 @@ class LogReader:
         self.position = position or Position(LogPosition(found[Log.READY]), LogPosition(found[Log.NEAR]))
         self.at_end = False
         self.ends = {log: self.position.of(log).lowest for log in Log}
-        # The logs whose end is not found yet.
-        self._beginning = set(Log)
-        # Where the logs ended when that was asked, until when that counts as the present, by the monotonic clock, and
-        # for how long it does the next time.
+        # Where the logs ended when that was asked, when it was, by the monotonic clock, and how often.
         self._sought = dict(self.ends)
-        self._present_until_s, self._present_s = -math.inf, _PRESENT_S
+        self._sought_s, self._questions = -math.inf, 0
+        # Until when the first answer of the consumer is waited for that follows; None before it does.
+        self._answer_by_s: float | None = None
         self._options = {
             **options,
             "group.id": f"{settings.ready_topic}-reader",
@@ -96,10 +98,12 @@ class LogReader:
 
         Raises ReadyLogLost, RightMissing; KafkaException after all that has come, so that the caller may go on later.
         """
-        if not (self.at_end or self._beginning):
+        if self._answer_by_s is None:
             self._follow_at_ends()
-        consumer = self._coming if self.at_end else self._there
+        consumer = self._there if self._answer_by_s is None else self._coming
         first = consumer.poll(timeout_s)
+        if self._answer_by_s is not None and (first is not None or time.monotonic() > self._answer_by_s):
+            self.at_end = True
         if first is None:
             return
         failure: KafkaException | None = None
@@ -107,7 +111,6 @@ class LogReader:
             if _is_eof(message):
                 log = self._log_of(message)
                 self.ends[log] = message.offset() or 0
-                self._beginning.discard(log)
                 continue
             try:
                 if not self._is_record(message):
@@ -165,21 +168,30 @@ class LogReader:
             return topic_id(options, self._topics[log])
 
     def _follow_at_ends(self) -> None:
-        """Go on at the ends of the logs with what comes, if they are the present ones. Raises KafkaException."""
-        if time.monotonic() > self._present_until_s:
-            deadline_s = time.monotonic() + _TIMEOUT_S
-            # By the other consumer, which is connected then.
-            self._sought = {log: bounds(self._coming, self._partition(log), deadline_s)[1] for log in Log}
-            self._present_until_s = time.monotonic() + self._present_s
-            # A host that is too busy for it must not ask for ever.
-            self._present_s *= 2
-        self._beginning = {log for log in Log if self.ends[log] < self._sought[log]}
-        if self._beginning:
+        """Go on at the ends of the logs with what comes, if they are the present ones.
+
+        Raises RightMissing, KafkaException.
+        """
+        if self._is_behind():
             return
+        if time.monotonic() > self._sought_s + _PRESENT_S * max(1, self._questions - _MOST_QUESTIONS):
+            asked_s = time.monotonic()
+            # By the other consumer, which is connected then.
+            for log in Log:
+                with right_named("Read", f"topic {self._topics[log]}"):
+                    self._sought[log] = bounds(self._coming, self._partition(log), asked_s + _TIMEOUT_S)[1]
+            self._sought_s = time.monotonic()
+            self._questions += 1
+            if self._is_behind():
+                return
         # What this consumer has fetched since is read by the other one.
         self._there.unassign()
         self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
-        self.at_end = True
+        self._answer_by_s = time.monotonic() + _FIRST_ANSWER_S
+
+    def _is_behind(self) -> bool:
+        """Return whether a log is not read yet up to where it ended: one into which much comes never says so itself."""
+        return any(self.ends[log] < self._sought[log] for log in Log)
 
     def _is_record(self, message: Message) -> bool:
         """Return False for an error that passes. Raises ReadyLogLost, RightMissing, KafkaException for others."""

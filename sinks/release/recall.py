@@ -83,7 +83,7 @@ class Decided:
 def removed_before(place: Place, asks: pa.Table) -> Removal:
     """Return what `asks`, of the chunk at `place`, may have taken out before a crash."""
     terms = _terms(asks)
-    return Removal(place, _until(terms), terms[0].epoch, ids_in(asked_by(asks)), certain=False, forget_ms=0)
+    return Removal(place, _until(terms), _epoch(terms), ids_in(asked_by(asks)), certain=False, forget_ms=0)
 
 
 def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
@@ -150,7 +150,7 @@ def decide(
     passed_on = asks.filter(pa.array(goes_on))
     field = passed_on.schema.get_field_index("value")
     passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
-    removal = Removal(place, _until(terms), terms[0].epoch, found, True, now_ms + REMEMBERED_MS) if found else None
+    removal = Removal(place, _until(terms), _epoch(terms), found, True, now_ms + REMEMBERED_MS) if found else None
     # An ask counts where it was handed over: in the first shard that it comes to.
     is_first = np.array([each.left == each.shards - 1 for each in terms])
     beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())
@@ -181,6 +181,11 @@ def _terms(asks: pa.Table) -> list[Undecided]:
         if value not in known:
             known[value] = Undecided.from_bytes(value)
     return [known[value] for value in values]
+
+
+def _epoch(terms: list[Undecided]) -> int:
+    # After a fresh start, those of the checkpoint before may be passed on with the others.
+    return max(each.epoch for each in terms)
 
 
 def _until(terms: list[Undecided]) -> OrderKey:

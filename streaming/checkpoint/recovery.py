@@ -6,8 +6,10 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 
+from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -18,7 +20,8 @@ from conf.settings import Settings
 from sinks.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, read_progress
-from sinks.lanes.terms import read_terms
+from sinks.internal_topics.recalled_writer import RecalledWriter
+from sinks.lanes.terms import failure_of, read_terms
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import offered_topics, partition_counts
@@ -32,6 +35,7 @@ from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import shard_keys
+from state.recalled import KnownFrom
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, newest_generation
 from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
@@ -213,8 +217,10 @@ def _begin(
         ids = with_present({}, input_ids(settings))
         terms = read_terms(settings, librdkafka_options(settings.kafka))
         # What forwarders of a new application have taken by now is delivered, unless all is delivered again.
+        known_from = _known_from(settings)
         known = [marker.batch.origin.epoch for marker in markers if marker is not None]
-        epoch = max(1, max(known, default=0) + fresh, 0 if terms is None else terms.epoch + fresh)
+        known += [each.epoch for each in (terms, known_from) if each is not None]
+        epoch = max(1, max(known, default=0) + fresh)
         origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids, epoch=epoch)
     else:
         origin = checkpoint.origin
@@ -222,6 +228,15 @@ def _begin(
     if _generation(markers) < origin.generation:
         announce_origin(settings, origin, lease.check_now)
     _begin_with_present_inputs(settings, checkpoint, markers, lease)
+
+
+def _known_from(settings: Settings) -> KnownFrom | None:
+    """Return what the recalled topic says. Raises BrokerUnreachable, DeliveryFailed, RightMissing."""
+    try:
+        with closing(RecalledWriter(settings)) as writer:
+            return writer.known_from
+    except KafkaException as problem:
+        raise failure_of(problem, f"{settings.recalled_topic} cannot be read") from problem
 
 
 def _begin_with_present_inputs(

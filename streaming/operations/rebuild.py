@@ -19,10 +19,11 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CheckpointMismatch, UsageError
+from conf.errors import BrokerUnreachable, CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
 from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import HeldLease
 from sinks.lanes.opening import close_lanes
 from sinks.packed_rows import packed, unpacked
@@ -188,7 +189,12 @@ def _recalled(settings: Settings, handed_over: HandedOver) -> OffsetBitmaps:
     """Return which messages release processes have recalled: an instant that was shortened may not tell."""
     found: dict[tuple[str, int], BitMap64] = {}
     with closing(RecalledMessages(settings, handed_over.origin.epoch, has_run=True)) as recalled:
+        retry = BrokerRetry("the recalled topic", settings.kafka.outage_limit)
         recalled.read(handed_over.cutoff_ms)
+        while not recalled.knows_all:
+            # A commit is done before it is seen.
+            retry.wait(BrokerUnreachable(f"{settings.recalled_topic} has an open transaction"))
+            recalled.read(handed_over.cutoff_ms)
         for source, offsets in recalled.every():
             found.setdefault(source, BitMap64()).update(offsets)
     return found

@@ -104,7 +104,7 @@ def _hand_over(settings: Settings) -> None:
         with closing(RecalledMessages(settings, epoch=1)) as recalled:
             recalled.read(0)
         with closing(RecalledWriter(settings)) as writer:
-            writer.move(KnownFrom({}, input_ids(settings)))
+            writer.move(KnownFrom({}, input_ids(settings), 1))
         unreadable_records(settings, {}, {settings.topics.input[0]: {"0": 1}})
 
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from itertools import chain, islice
+from itertools import islice
 
 import pyarrow as pa
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -74,8 +74,6 @@ class RecalledMessages:
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
         self._runs = IdRuns()
-        # Records of earlier epochs, which nobody needs: the partition and the message of each.
-        self._former: list[tuple[int, MessageId]] = []
         self._known_from: Bounds = {}
         self._knows_all = True
 
@@ -130,7 +128,7 @@ class RecalledMessages:
             present = self._read_on(cutoff_ms, wait_s=0)
             bounds = _highest(self._known_from, self._old_below(cutoff_ms))
             old = [piece for piece in self._runs.old(due_before_ms, bounds) if len(piece[1])]
-            if bounds == self._known_from and not old and not self._former:
+            if bounds == self._known_from and not old:
                 return
             with closing(RecalledWriter(self._settings)) as writer:
                 # First: a message without its record must be old.
@@ -141,11 +139,10 @@ class RecalledMessages:
                     for offset, partition in zip(offsets.tolist(), partitions.tolist(), strict=True)
                 )
                 # Not of a topic before this one, which may have had more partitions.
-                rest = iter([each for each in chain(ids, self._former) if each[0] in self._next])
+                rest = (each for each in ids if each[0] in self._next)
                 while piece := list(islice(rest, _DELETED_AT_ONCE)):
-                    writer.delete(piece)
+                    writer.delete(self._epoch, piece)
             self._runs.forget(due_before_ms, bounds)
-            self._former = []
         except ProducerFenced:
             log.warning("another process of this application has begun to forget what was recalled")
         except (KafkaException, BrokerUnreachable) as problem:
@@ -172,11 +169,12 @@ class RecalledMessages:
 
     def _move(self, writer: RecalledWriter, bounds: Bounds, present: Mapping[str, PresentTopic]) -> None:
         """Move `known_from` on to `bounds`, and to what is stored of the `present` input topics."""
-        stored, input_ids = writer.known_from, {topic: present[topic].id for topic in self._settings.topics.input}
+        stored = writer.known_from
+        input_ids = {topic: found.id for topic, found in present.items() if topic != self._topic}
         if stored is not None:
             same = {topic for topic, own in stored.input_ids.items() if own == input_ids.get(topic)}
             bounds = _highest(bounds, by_partition({topic: stored.offsets.get(topic, {}) for topic in same}))
-        known_from = KnownFrom(as_offsets(bounds), input_ids)
+        known_from = KnownFrom(as_offsets(bounds), input_ids, self._epoch)
         if known_from != stored:
             writer.move(known_from)
         self._known_from = bounds
@@ -188,7 +186,7 @@ class RecalledMessages:
             if self._topic_id is not None or (self._has_run and writer.known_from is None):
                 bounds = _highest(bounds, {source: end for source, (_, end) in input_bounds(self._settings).items()})
                 log.warning(
-                    "records of %s are lost: who asks for a message that is handed over or delivered, and was "
+                    "%s is new, or has lost records: who asks for a message that is handed over or delivered, and was "
                     "published until now, may get `unknown` from here on",
                     self._topic,
                 )
@@ -269,10 +267,9 @@ class RecalledMessages:
             found.pop((number, key), None)
             return
         identity, recall = read_recall(key, value)
+        # What was recalled before a fresh start was accepted again since.
         if recall.epoch == self._epoch:
             found[number, key] = identity, recall
-        elif recall.epoch < self._epoch:
-            self._former.append((number, identity))
 
     def _add(self, found: _Found) -> None:
         rows = [(*identity, recall.due_before_ms, number) for (number, _), (identity, recall) in found.items()]
@@ -283,8 +280,8 @@ class RecalledMessages:
         """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""
         self._topic_ids = self._topic_ids or TopicIds(librdkafka_options(self._settings.kafka))
         found = self._topic_ids.described([self._topic, *self._settings.topics.input])
-        if lacking := {self._topic, *self._settings.topics.input} - found.keys():
-            raise BrokerUnreachable(f"the broker does not know {', '.join(sorted(lacking))}")
+        if self._topic not in found:
+            raise BrokerUnreachable(f"the broker does not know {self._topic}")
         return found
 
     def _opened(self) -> Consumer:

@@ -113,7 +113,7 @@ def test_what_is_read_is_kept_in_pieces(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"k", None), (b"in/0/2", b"[]"), (b"\xff", None), (b"in/0/2", b'{"format": 2}')],
+    [(b"k", None), (b"3:in/0/2", b"[]"), (b"\xff", None), (b"3:in/0/2", b'{"format": 2}')],
     ids=["no id", "no record", "no text", "another format"],
 )
 def test_a_record_of_somebody_else_ends_the_job(
@@ -127,16 +127,16 @@ def test_a_record_of_somebody_else_ends_the_job(
         reader.read(NOW_MS)
 
 
-def test_what_was_recalled_before_a_fresh_start_is_not_known_and_is_deleted(
+def test_what_was_recalled_in_another_epoch_is_not_known_and_its_deletion_deletes_no_other(
     broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
 ) -> None:
-    recall(broker, settings, 1, 2, epoch=EPOCH - 1)
-    recall(broker, settings, 3)
-    # That of a process that has taken this one's place.
-    recall(broker, settings, 4, epoch=EPOCH + 1)
-    reader.forget(NOW_MS, 0)
+    publish(broker, settings, *[60 * 24 * 60] * 3, 0)
+    for epoch, offsets in ((EPOCH - 1, (1, 2)), (EPOCH, (1, 3)), (EPOCH + 1, (1, 4))):
+        recall(broker, settings, *offsets, epoch=epoch)
+    assert read(reader, settings) == [1, 3]
+    reader.forget(NOW_MS, NOW_MS)
     assert known(reader, settings) == [3]
-    for epoch, left in ((EPOCH - 1, []), (EPOCH, [3]), (EPOCH + 1, [4])):
+    for epoch, left in ((EPOCH - 1, [1, 2]), (EPOCH, [3]), (EPOCH + 1, [1, 4])):
         with closing(RecalledMessages(settings, epoch)) as other:
             assert read(other, settings) == left
 
@@ -246,7 +246,7 @@ def test_if_the_topic_is_lost_nothing_that_was_published_before_is_taken_for_kno
     # A client may not know the new topic at once.
     assert_eventually(lambda: 4 in read(reader, settings))
     assert known_from(reader, settings) == 2
-    assert "are lost" in caplog.text
+    assert "is new, or has lost records" in caplog.text
     publish(broker, settings, 0)
     with closing(RecalledMessages(settings, EPOCH, has_run=True)) as other:
         assert read(other, settings) == [4]
