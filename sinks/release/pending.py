@@ -16,7 +16,7 @@ Where a message is (the first two in `encoded_chunks`):
 
 A message that arrives with an order key below `below` is *late*: it was handed over too late to be in order. Late
 messages go out at once, by themselves, and the chunks that have them are taken in whole: as many at a time as the
-limits allow, but one at least.
+limits allow, but one at least. Between two transactions of them, others that are due have their turn.
 
 Asks for a cancel of what is handed over are decided when their chunk is taken in (`sinks.release.recall`), and go out
 with the late messages. They come by the ready log, and a message that they ask for may lie in the near log, which it
@@ -30,7 +30,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, dropwhile
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,8 @@ class Pending:
         self._released_beside = 0
         # How often the next chunk of asks had to wait, since ids are not known and other messages are due.
         self._deferrals = 0
+        # Whether the last transaction was of late messages.
+        self._was_late = False
         # The offset below which all of each log is added.
         self._ends = dict.fromkeys(Log, 0)
         # Where the near log ended when all asks below an offset of the ready log were read, and that offset.
@@ -248,8 +250,10 @@ class Pending:
         nothing is planned.
         """
         self._forget_removals(now_ms)
-        late = self._take_in(limits, now_ms, until_ms)
+        others_first, self._was_late = self._has_turn(max(now_ms, until_ms) + limits.slice_ms), False
+        late = self._take_in(limits, now_ms, until_ms, others_first)
         if late or self._passed_on or self._released_beside:
+            self._was_late = True
             messages = in_order(pa.concat_tables([empty_messages(), *late]).combine_chunks())
             return self._planned(messages, _sizes(messages), below=None)
         # Of a chunk that is read again, the first message that is not released may be due later than its `first`.
@@ -338,16 +342,38 @@ class Pending:
             lowest[log] = min(lowest[log], offset)
         return lowest
 
-    def _next_incoming(self, asks_wait: bool = False) -> Chunk | None:
+    def _next_incoming(self, asks_wait: bool = False, late_waits: bool = False) -> Chunk | None:
         """Return the chunk to take in next: of the first ones of the logs, the one that is due first.
 
-        None if there is none, or it has asks that must wait for the near log, or for something else (`asks_wait`).
+        None if there is none, or it has asks that must wait for the near log, or for something else (`asks_wait`), or
+        nothing but late messages, which must wait (`late_waits`).
         """
         firsts = (chunks[0] for chunks in self._chunks.incoming.values() if chunks)
         may_come = (
-            chunk for chunk in firsts if not chunk.summary.asks or not (asks_wait or self._waits_for_near(chunk))
+            chunk
+            for chunk in firsts
+            if (not chunk.summary.asks or not (asks_wait or self._waits_for_near(chunk)))
+            and not (late_waits and self._is_late(chunk))
         )
         return min(may_come, key=lambda chunk: chunk.need, default=None)
+
+    def _is_late(self, chunk: Chunk) -> bool:
+        return self.position.below is not None and chunk.summary.last < self.position.below
+
+    def _has_turn(self, until_ms: int) -> bool:
+        """Return whether messages that are due go out before late ones: answers to many asks come all at once.
+
+        That is so after a transaction of late ones, and if nothing that is hidden behind them is due before `until_ms`
+        (epoch ms), and would come out of order.
+        """
+        next_ms = self._next_ms() if self._was_late else None
+        if next_ms is None or next_ms > until_ms:
+            return False
+        for chunks in self._chunks.incoming.values():
+            hidden = dropwhile(lambda chunk: not self._is_late(chunk), chunks)
+            if any(not self._is_late(chunk) and chunk.first.deliver_at_ms <= until_ms for chunk in hidden):
+                return False
+        return True
 
     def _waits_for_near(self, asks: Chunk) -> bool:
         """Return whether the near log is not taken in up to where it ended when the chunk `asks` was read."""
@@ -355,17 +381,18 @@ class Pending:
         taken_in = near[0].place.offset if near else self._ends[Log.NEAR]
         return asks.place.offset >= self._asked_below or taken_in < self._near_end
 
-    def _take_in(self, limits: Limits, now_ms: int, until_ms: int) -> list[pa.Table]:
+    def _take_in(self, limits: Limits, now_ms: int, until_ms: int, late_waits: bool) -> list[pa.Table]:
         """Take in chunks until their late messages fill a transaction, and return these, with the answers to asks.
 
-        A chunk is taken in whole: only if its late messages are the first ones may they be more than `limits` allow.
+        If others go first (`late_waits`), only chunks that have messages which are not late. A chunk is taken in whole:
+        only if its late messages are the first ones may they be more than `limits` allow.
         """
         late: list[pa.Table] = []
         room = Room(limits)
         arrived: list[_Open] = []
         below, bound = self.position.below, self._bound
         asks_wait = False
-        while room.is_left and (chunk := self._next_incoming(asks_wait)) is not None:
+        while room.is_left and (chunk := self._next_incoming(asks_wait, late_waits)) is not None:
             log, offset = chunk.place
             if not chunk.summary.asks and (bound is None or chunk.first >= bound):
                 self._chunks.let_wait(log)

@@ -368,3 +368,35 @@ def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(res
     assert release.seen == sorted(release.seen)
     # Each chunk has a share of the memory, and is read again for each of these shares.
     assert release.restored <= 8 * _SPREAD_CHUNKS * total / release.max_bytes
+
+
+def _offsets(planned: Planned | None) -> list[int]:
+    return [] if planned is None else planned.messages.column("offset").to_pylist()
+
+
+def test_between_late_messages_those_that_are_due_have_their_turn_unless_something_is_hidden() -> None:
+    limits, pending = Limits(2, 1_000_000, 20), Pending(Position())
+
+    def add(place: Place, dues: dict[int, int]) -> None:
+        rows = [{"offset": number, "deliver_at_ms": due} for number, due in dues.items()]
+        value, headers = chunk_record(in_order(messages(rows)))
+        pending.add(place, summary_of(headers, "log"), value)
+
+    def plan(now_ms: int) -> list[int]:
+        return _offsets(pending.plan(now_ms, now_ms + 100, limits))
+
+    add(Place(Log.NEAR, 0), {1: 1_000, 2: 1_050, 3: 1_090, 4: 1_300})
+    assert plan(900) == [1]
+    # Many answers, and behind them what is due much later.
+    for at in range(3):
+        add(Place(Log.READY, at), {10 + at: 500 + at, 20 + at: 500 + at})
+    add(Place(Log.READY, 3), {30: 60_000})
+    assert [plan(990) for _ in range(5)] == [[10, 20], [2], [11, 21], [3], [12, 22]]
+    assert plan(1_250) == [4]
+    # What is hidden now is due before the others.
+    add(Place(Log.NEAR, 1), {5: 2_050, 6: 2_080})
+    for at in range(2):
+        add(Place(Log.READY, 4 + at), {40 + at: 500, 50 + at: 500})
+    add(Place(Log.READY, 6), {7: 2_060})
+    assert [plan(1_990) for _ in range(2)] == [[40, 50], [41, 51]]
+    assert [plan(2_040) for _ in range(2)] == [[5, 7], [6]]
