@@ -41,7 +41,7 @@ from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
-from sinks.release.recall import Removal, WentTo, decide, removed_before, removed_ids
+from sinks.release.recall import REMEMBERED_MS, Removal, WentTo, decide, removed_before, removed_ids
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
 from sinks.release.waiting_ids import ChunkIds, WaitingIds
@@ -62,6 +62,8 @@ _SHARE_OF_ORDERED = 8
 _SHARE_OF_OPEN = 2
 # Chunks whose ids are made known at a time, for the first ask: a few milliseconds, so that nothing else is late.
 _INDEXED_AT_A_TIME = 16
+# A shard plans each second at the least, unless it waits for something else.
+_MOST_STEP_MS = 1_000
 # How often other messages go first, if chunks must be read again to know their ids.
 _MOST_DEFERRALS = 20
 
@@ -126,6 +128,8 @@ class Pending:
         self._started_ms = started_ms
         self._went_to = went_to
         self._removals: list[Removal] = []
+        # For how long the shard has planned, and when it did last (epoch ms).
+        self._planning_ms, self._planned_ms = 0, 0
         # The ids of all removals.
         self._removed: Ids = NO_IDS
         # Of asks that are decided since the last transaction: those for the next shard, what they have recalled, and
@@ -542,7 +546,8 @@ class Pending:
         asked = asked_by(asks)
         certain, doubtful = (removed_ids(self._removals, certain=is_certain) for is_certain in (True, False))
         found = self._remove(ids_in(asked.filter(pa.array(~among(asked, certain)))))
-        decided = decide(place, asks, found, certain, doubtful, self._went_to, now_ms, self._started_ms)
+        forget_ms = self._planning_ms + REMEMBERED_MS
+        decided = decide(place, asks, found, certain, doubtful, self._went_to, now_ms, self._started_ms, forget_ms)
         if decided.removal is not None:
             self._remember(decided.removal)
             self._recalled.append(decided.removal)
@@ -591,8 +596,12 @@ class Pending:
 
     def _forget_removals(self, now_ms: int) -> None:
         """Forget removals that no chunk has any more which might be read again, and that nobody asks for again."""
-        below = self.position.below
-        kept = [each for each in self._removals if below is None or below < each.until or each.forget_ms > now_ms]
+        # While a broker does not answer, nothing is planned. The job may not know yet what was recalled before that.
+        self._planning_ms += min(max(0, now_ms - self._planned_ms), _MOST_STEP_MS)
+        self._planned_ms, below = now_ms, self.position.below
+        kept = [
+            each for each in self._removals if below is None or below < each.until or each.forget_ms > self._planning_ms
+        ]
         if len(kept) < len(self._removals):
             self._removals = kept
             self._removed = united(each.ids for each in kept)

@@ -56,7 +56,7 @@ class Removal:
     - `until`: all these messages come before this in the delivery order
     - `epoch`: of the checkpoint whose asks they are
     - `ids`: those that were taken out; if it is not `certain`, those that were asked for, before a crash
-    - `forget_ms`: until when it is remembered, epoch ms
+    - `forget_ms`: until when it is remembered, by a clock that stands still while the shard does
     """
 
     place: Place
@@ -100,12 +100,13 @@ def decide(
     went_to: WentTo,
     now_ms: int,
     started_ms: int,
+    forget_ms: int,
 ) -> Decided:
     """Decide the asks of the chunk at `place`.
 
     `found` are the messages that the shard has taken out for them, `certain` those that it has before, and `doubtful`
     those that it may have; `went_to` knows those that it has released. It has been released by this process since
-    `started_ms` (epoch ms).
+    `started_ms` (epoch ms). What is taken out is remembered until `forget_ms`.
     """
     asked, terms = asked_by(asks), _terms(asks)
     is_cancelled = among(asked, united([found, certain]))
@@ -150,7 +151,7 @@ def decide(
     passed_on = asks.filter(pa.array(goes_on))
     field = passed_on.schema.get_field_index("value")
     passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
-    removal = Removal(place, _until(terms), _epoch(terms), found, True, now_ms + REMEMBERED_MS) if found else None
+    removal = Removal(place, _until(terms), _epoch(terms), found, True, forget_ms) if found else None
     # An ask counts where it was handed over: in the first shard that it comes to.
     is_first = np.array([each.left == each.shards - 1 for each in terms])
     beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())

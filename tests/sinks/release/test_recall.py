@@ -432,3 +432,18 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
         shard.settle()
         assert shard.restored == restored
     assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._chunks.waiting)
+
+
+def test_what_was_taken_out_is_remembered_however_long_a_broker_does_not_answer() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("messages", [500, 600])
+    shard.arrive("asks", [0])
+    shard.settle()
+    # Nothing is planned meanwhile, and the job may not have read what was recalled.
+    shard.now_ms += 3 * REMEMBERED_MS
+    shard.plan(0)
+    shard.commit()
+    shard.results.clear()
+    shard.arrive("asks", [0])
+    shard.settle()
+    assert shard.results == {0: {"cancelled"}}
