@@ -96,9 +96,10 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
         ("position", 2, "created"),
         ("near", 2, "created"),
         ("claims", 3, "created"),
+        ("recalled", 3, "created"),
     ]
     again = run(settings, "topics", "create")
-    assert (again.exit_code, again.stdout.count("exists")) == (0, 10)
+    assert (again.exit_code, again.stdout.count("exists")) == (0, 11)
     assert run(settings, "topics", "show").exit_code == 0
 
 
@@ -418,7 +419,7 @@ def test_existing_jars_are_kept(settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("command", "quoted"),
     [
-        (["topics", "create"], ["progress, ready and position", "lease", "one partition"]),
+        (["topics", "create"], ["progress, ready, position and near", "claims and recalled", "lease", "one partition"]),
         (["topics", "show"], ["cleanup.policy than compact", "a limited retention"]),
         (["publish"], ["1, 2, ...; 0 means no delay"]),
     ],
