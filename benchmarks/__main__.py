@@ -17,6 +17,7 @@ import typer
 
 from benchmarks import (
     burst,
+    cadence,
     cancels,
     commits,
     endurance,
@@ -84,6 +85,7 @@ BENCHMARKS = {
     "window": Benchmark(window.measure, window.draw),
     "planning": Benchmark(planning.measure, planning.draw),
     "shards": Benchmark(on_a_stand(shards.measure), shards.draw),
+    "cadence": Benchmark(on_a_stand(cadence.measure), cadence.draw),
     "cancels": Benchmark(on_a_stand(cancels.measure), cancels.draw),
     "names": Benchmark(on_a_stand(names.measure), names.draw),
     "sustained": Benchmark(on_a_stand(sustained.measure), sustained.draw),
@@ -113,6 +115,7 @@ class Which(StrEnum):
     window = "window"
     planning = "planning"
     shards = "shards"
+    cadence = "cadence"
     cancels = "cancels"
     names = "names"
     sustained = "sustained"

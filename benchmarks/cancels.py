@@ -46,7 +46,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         # Numbers of their own, after those of the sealed messages.
         traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, warm_up_s, load_s, first=(number + 1) * MESSAGES)
         read = _bytes_read(job)
-        asker = _ask(stand, application, count, traffic.seconds) if case == ASKED else None
+        asker = ask(stand, application, count, ASKS_PER_S, traffic.seconds) if case == ASKED else None
         lateness_ms, figures[case] = run_through(stand, application, job, traffic)
         figures[case]["jvm_mb_read_per_s"] = round((_bytes_read(job) - read) / 2**20 / traffic.seconds, 1)
         if asker is not None:
@@ -85,9 +85,10 @@ def _seal(stand: Stand, application: Application, job: Job, count: int) -> None:
         source.run_into(job, count, _TIMEOUT_S)
 
 
-def _ask(stand: Stand, application: Application, count: int, seconds: float) -> subprocess.Popen[str]:
+def ask(stand: Stand, application: Application, count: int, rate: int, seconds: float) -> subprocess.Popen[str]:
+    """Start a process that asks to cancel `rate` of the first `count` messages a second (`benchmarks.asker`)."""
     results = application.settings.results_topic
-    arguments = (stand.bootstrap, application.input, PARTITIONS, results, count, ASKS_PER_S, seconds)
+    arguments = (stand.bootstrap, application.input, PARTITIONS, results, count, rate, seconds)
     command = [sys.executable, "-m", "benchmarks.asker", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
