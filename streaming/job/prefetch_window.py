@@ -40,12 +40,11 @@ from state.message_ids import Ids
 from state.order import ORDER
 from streaming.job.loaded_cancels import LoadedCancels
 from streaming.maintenance.failures import LOAD, Failures
+from streaming.spark.pools import LOADS, use_pool
 from streaming.storage.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
 
-# The scheduler pool in Spark of the loads.
-_POOL = "loads"
 # Each piece is a plan in the driver's Java, with which Spark compares each other plan. Small seals into a range that is
 # loaded for days would make thousands.
 _MOST_PIECES = 64
@@ -342,7 +341,7 @@ class PrefetchWindow:
         Raises BucketUnreadable if a file is damaged, naming the file and the messages that wait in it. Raises it too if
         there are fewer than `least` messages, with those that it leaves out as cancelled.
         """
-        self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        use_pool(self._store.spark, LOADS)
         first_bucket = min(segment.bucket for segment in segments)
         cancelled = self._store.cancelled_chunks(start_ms, end_ms, first_bucket, ALL_BUCKETS, version)
         left_out = self._store.step_count()

@@ -9,10 +9,10 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from streaming.spark.pools import MAINTENANCE
+
 log = logging.getLogger(__name__)
 
-# The scheduler pool in Spark of what no batch waits for.
-_MAINTENANCE = "maintenance"
 # A probe waits for the answer, and Java may be busy with its memory.
 _PATIENCE_S = 1.0
 
@@ -58,5 +58,5 @@ class TaskProgress:
         return frozenset(
             (stage.stageId(), stage.attemptId(), stage.numCompleteTasks())
             for stage in running
-            if stage.schedulingPool() != _MAINTENANCE
+            if stage.schedulingPool() != MAINTENANCE
         )

@@ -19,13 +19,12 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.mutable_buckets import dues_by_shard, mutable_buckets
 from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts
+from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)
 
 # The first batches after a start have what came meanwhile, and need the cores. And most buckets soon change.
 _AFTER_S = 10.0
-# The scheduler pool in Spark of what no batch waits for.
-_POOL = "maintenance"
 _AGAIN_S = 60.0
 
 # Takes the id of a committed batch, and returns what the mutable buckets hold after it, by shard.
@@ -68,7 +67,7 @@ def state_of(spark: SparkSession, checkpoint: Checkpoint, settings_history: Sett
     """Return a function that reads the state after a batch from Spark's state in `checkpoint`."""
 
     def read(batch_id: int) -> Mapping[int, MutableDues]:
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        use_pool(spark, MAINTENANCE)
         buckets = mutable_buckets(spark, checkpoint.path, batch_id, settings_history.at(batch_id))
         return dues_by_shard(buckets, time.time_ns() // 1_000_000)
 

@@ -22,12 +22,11 @@ from streaming.maintenance.id_joins import IdJoins
 from streaming.maintenance.step import Moment, Outcome, Service, Step
 from streaming.monitor.job_metrics import StepFailures
 from streaming.monitor.job_status import Merges
+from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
-# The scheduler pool in Spark.
-_POOL = "maintenance"
 
 
 class Maintenance:
@@ -159,7 +158,7 @@ class Maintenance:
         self._merges.close()
 
     def _set_pool(self) -> None:
-        self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        use_pool(self._store.spark, MAINTENANCE)
 
     def _take_over(self) -> None:
         if self._running is None or not self._running[1].done():

@@ -2,7 +2,7 @@
 
 Does not depend on the query or on the tables.
 
-Read `session`, `exclusive_session` (with the lease), `worker_daemon`, `start_failure`, `startup_noise`,
+Read `session`, `exclusive_session` (with the lease), `pools`, `worker_daemon`, `start_failure`, `startup_noise`,
 `submit_files`, `cds_training`.
 
 - Python workers are forked from `worker_daemon`. The daemon has a short import path, has imported the modules that the

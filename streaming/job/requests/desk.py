@@ -43,6 +43,7 @@ from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.search import passed_by, read_asks, waiting
 from streaming.job.requests.stored_ids import StoredIds
+from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ _FORGET_EVERY_S = 60.0
 # How long the markers are taken for the present ones. There is one to read for each shard.
 _MARKERS_S = 600.0
 _CLOSE_S = 5.0
-# The scheduler pool in Spark of what no batch waits for.
-_POOL = "maintenance"
 
 
 class RequestDesk:
@@ -171,7 +170,7 @@ class RequestDesk:
 
     def _read_early(self, span: BatchSpan) -> None:
         """Read the ids as the batch after that of `span` would, if it were asked for something."""
-        self._store.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        use_pool(self._store.spark, MAINTENANCE)
         try:
             self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.ends)
             self._sealed_ids.keep()
