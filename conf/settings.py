@@ -483,7 +483,10 @@ class Settings(BaseSettings):
 
     @property
     def recalled_topic(self) -> str:
-        """The compacted topic of the messages that release processes have recalled, in a partition for each shard."""
+        """The compacted topic of the messages that release processes have recalled.
+
+        Partition 0 says from where on it knows them. Each shard has one of the other partitions.
+        """
         return f"{self.application_id}-recalled"
 
     @property

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from conf.errors import BrokerUnreachable, RightMissing, SettingError, TopicMissing
 from conf.kafka.client_log import client_log
 from conf.kafka.contact import check_contact
+from conf.kafka.error_codes import is_transient_read
 from conf.kafka.headers import read_headers
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
@@ -176,9 +177,9 @@ class Subscriber:
             raise self._unreachable(error.args[0], self.topic) from error
 
     def _check(self, error: KafkaError) -> None:
-        # The client recovers from a lost connection by itself, and the group is neither joined nor written to.
+        # The client recovers from a lost connection by itself.
         lost = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
-        if lost or error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if lost or is_transient_read(error):
             log.warning("%s", error.str())
             return
         raise self._unreachable(error, self.topic)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
 from state.kinds import ANSWER, KIND, REQUEST, Mask, is_message, kinds_of
-from state.message_ids import ID, ID_SCHEMA, Ids, among, id_texts, ids_from_texts, ids_in, places_in
+from state.message_ids import ID, ID_SCHEMA, Ids, among, id_text, id_texts, ids_from_texts, ids_in, places_in
 from state.reasons import RESULTS, Reason
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
@@ -361,7 +361,7 @@ def _answer_table(asks: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Ta
 
 
 def _text(identity: MessageId) -> str | None:
-    return None if identity == NOTHING else "/".join(map(str, identity))
+    return None if identity == NOTHING else id_text(identity)
 
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[tuple[object, ...]]:

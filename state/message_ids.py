@@ -123,6 +123,11 @@ def places_in(table: pa.Table, messages: pa.Table) -> npt.NDArray[np.int64]:
     return places
 
 
+def id_text(identity: tuple[str, int, int]) -> str:
+    """Return one id as text, `topic/partition/offset`."""
+    return "/".join(map(str, identity))
+
+
 def id_texts(messages: pa.Table) -> pa.ChunkedArray:
     """Return each message's id as text, `topic/partition/offset`, of a table that has the columns `ID`."""
     topic, partition, offset = (messages.column(name) for name in ID)

@@ -51,6 +51,14 @@ def is_of_client(error: KafkaError) -> bool:
     return error.code() < KafkaError.UNKNOWN
 
 
+def is_transient_read(error: KafkaError) -> bool:
+    """Return whether a reader that is assigned its partitions may ignore `error`.
+
+    It passes, or it says that the login has no right to the group, which is neither joined nor written to.
+    """
+    return error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
 def is_outage(error: KafkaError) -> bool:
     """Return whether `error` ends when the brokers are back, or with a new client."""
     return error.code() in _OUTAGE or (error.retriable() and not error.fatal())

@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable, TopicMissing
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import STARTING_S
+from conf.kafka.error_codes import is_transient_read
 from conf.kafka.rights import is_refusal, right_missing
 
 log = logging.getLogger(__name__)
@@ -113,8 +114,7 @@ def _last_value(
             end = consumer.get_watermark_offsets(position, cached=True)[1] if after_fencing else high
             if at >= high and 0 <= end <= at:
                 return last
-        # The login needs no right to the group, which is neither joined nor written to.
-        elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+        elif not is_transient_read(error):
             raise KafkaException(error)
     raise BrokerUnreachable(
         f"{position.topic}/{position.partition} cannot be read up to offset {high} within {_READ_TIMEOUT_S:g} s: "

@@ -10,6 +10,7 @@ from sinks.internal_topics.log_producer import LogProducer, LogRecord
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
 from state.cancel import MessageId
+from state.message_ids import id_text
 from state.recalled import (
     KNOWN_FROM_KEY,
     KNOWN_FROM_PARTITION,
@@ -54,7 +55,7 @@ class RecalledWriter:
         Raises what `LogProducer.write` does.
         """
         self._write(
-            LogRecord(self._topic, partition, None, recall_key(epoch, "/".join(map(str, identity))))
+            LogRecord(self._topic, partition, None, recall_key(epoch, id_text(identity)))
             for partition, identity in recalls
         )
 

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import is_transient_read
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds, reader_options
 from sinks.lanes.claims_search import claim_in, first_offsets
@@ -105,8 +106,7 @@ class ClaimsReader:
         error = message.error()
         if error is None:
             self._read.append((_lane(message), claim_in(message)))
-        # The login needs no right to the group, which is neither joined nor written to.
-        elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+        elif not is_transient_read(error):
             raise KafkaException(error)
 
     def close(self) -> None:

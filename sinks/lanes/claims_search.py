@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from conf.errors import BrokerUnreachable, TopicMissing
 from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import is_transient_read
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds, reader_options
 from sinks.topics.limits import topic_access
@@ -87,8 +88,7 @@ def _first_records(
         error = message.error()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             found.setdefault(lanes[message.partition() or 0], None if error else message)
-        # The login needs no right to the group, which is neither joined nor written to.
-        elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+        elif not is_transient_read(error):
             raise KafkaException(error)
     return found
 

@@ -19,6 +19,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable, ReadyLogLost
 from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import is_transient_read
 from conf.kafka.headers import read_headers
 from conf.kafka.rights import is_refusal, right_missing, right_named
 from conf.settings import Settings
@@ -200,8 +201,7 @@ class LogReader:
             return True
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise ReadyLogLost(f"{message.topic()}/{self._shard}: {error.str()}. {_REMEDY}")
-        # The login needs no right to the group, which is neither joined nor written to.
-        if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if is_transient_read(error):
             return False
         if is_refusal(error):
             raise right_missing("Read", f"topic {message.topic()}")

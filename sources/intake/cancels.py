@@ -11,7 +11,7 @@ from conf.errors import BadCancel, Rejected
 from sources.intake.header_columns import Headers, Rejections, only
 from state.cancel import CANCEL_HEADER, REPLACES_HEADER
 from state.header_values import header_text
-from state.message_ids import parse_id
+from state.message_ids import id_text, parse_id
 from state.names import CANCEL_NAME_HEADER, NAME_HEADER
 
 # Short enough to be numbers that Kafka can have.
@@ -52,7 +52,7 @@ def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, re
     parsed: list[bytes | None] = []
     for row, value in zip(rows[~is_plain].tolist(), values.filter(pa.array(~is_plain)).to_pylist(), strict=True):
         try:
-            parsed.append("/".join(map(str, parse_id(header_text(value)))).encode())
+            parsed.append(id_text(parse_id(header_text(value))).encode())
         except ValueError as problem:
             parsed.append(None)
             rejections.reject(np.array([row]), error(f"{name} names a message: {problem}"))

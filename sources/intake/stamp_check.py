@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import is_transient_read
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -79,8 +80,7 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
                 place = (message.topic() or "", message.partition() or 0)
                 offset, error = message.offset() or 0, message.error()
                 if error is not None and error.name() != "_PARTITION_EOF":
-                    # The login needs no right to the group, which is neither joined nor written to.
-                    if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    if is_transient_read(error):
                         continue
                     if is_refusal(error):
                         raise right_missing("Read", f"topic {place[0]}")

@@ -24,7 +24,7 @@ import pyarrow as pa
 from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, is_below, rows_among
+from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, rows_among
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -100,4 +100,4 @@ def replacement_texts(cancelled: pa.Table, replaced: Mapping[MessageId, MessageI
         return pa.nulls(cancelled.num_rows, pa.binary())
     ids = zip(*(cancelled.column(name).to_pylist() for name in ID), strict=True)
     own = (replaced.get(each) for each in ids)
-    return pa.array([None if each is None else "/".join(map(str, each)).encode() for each in own], pa.binary())
+    return pa.array([None if each is None else id_text(each).encode() for each in own], pa.binary())

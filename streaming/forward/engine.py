@@ -22,7 +22,7 @@ from conf.errors import BrokerUnreachable, ClockAhead
 from conf.failpoints import failpoint
 from conf.instants import instant
 from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import FENCED_ONCE
+from conf.kafka.error_codes import FENCED_ONCE, is_transient_read
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.group.parts import PartThread
@@ -331,8 +331,7 @@ def _read(consumer: Consumer, timeout_s: float) -> tuple[list[Message], dict[Pla
                 reached[place] = offset, NO_EPOCH
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             stuck.add(place)
-        # The login needs no right to the group, which is neither joined nor written to.
-        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED or error.code() in _NO_TOPIC or error.retriable():
+        elif error.code() in _NO_TOPIC or is_transient_read(error):
             continue
         elif is_refusal(error):
             raise right_missing("Read", f"topic {place[0]}")

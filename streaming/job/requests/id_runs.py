@@ -77,11 +77,6 @@ class IdRuns:
         """Know no id."""
         self._runs: list[_Run] = []
 
-    @property
-    def sources(self) -> set[tuple[str, int]]:
-        """The input partitions of which there are ids."""
-        return {source for run in self._runs for source in run.sources}
-
     def add(self, ids: pa.Table) -> None:
         """Add `ids`: the columns `ID`, max_deliver_at_ms and bucket. Each may be there already, and be there twice."""
         if not ids.num_rows:
@@ -108,6 +103,14 @@ class IdRuns:
                 found[source] = offsets[known], buckets[known]
         self._let_go()
         return found
+
+    def every(self) -> Iterator[tuple[tuple[str, int], _Numbers]]:
+        """Yield the offsets of all ids by source, some at a time. An id comes as often as it was added."""
+        for run in self._runs:
+            for source in run.sources:
+                for some in _pieces(run.of(source)):
+                    yield source, some.offsets
+        self._let_go()
 
     def old(
         self, before_ms: int, old_below: Mapping[tuple[str, int], int]

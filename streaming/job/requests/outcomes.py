@@ -15,7 +15,6 @@ from state.message_ids import NO_IDS, Ids, among, ids_in, is_below, places_in, t
 
 # Open: not known yet. Old: its record is deleted, or so old that nobody may know whether it was cancelled.
 OPEN, CANCELLED, HANDED_OVER, OLD, UNREAD, NO_INPUT = range(6)
-Mask = npt.NDArray[np.bool_]
 
 
 class Outcomes:

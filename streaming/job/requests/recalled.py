@@ -17,6 +17,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import is_transient_read
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -47,7 +48,6 @@ _OPEN_S, _PAUSE_S = 0.2, 0.01
 # What runs have of each id: also an instant before which it was due (epoch ms), and the partition of its record.
 _RUN_SCHEMA = ID_SCHEMA.append(pa.field("max_deliver_at_ms", pa.int64())).append(pa.field("bucket", pa.int64()))
 
-_EVER = 2**63 - 1
 
 Bounds = Mapping[tuple[str, int], int]
 # By partition and key: the id, and what is recorded of it.
@@ -114,7 +114,7 @@ class RecalledMessages:
 
     def every(self) -> Iterable[tuple[tuple[str, int], list[int]]]:
         """Yield the offsets of all messages that were recalled, as far as it is read, some at a time, by source."""
-        for source, offsets, _ in self._runs.old(_EVER, dict.fromkeys(self._runs.sources, _EVER)):
+        for source, offsets in self._runs.every():
             yield source, offsets.tolist()
 
     def forget(self, cutoff_ms: int, due_before_ms: int) -> None:
@@ -301,13 +301,10 @@ def _highest(one: Bounds, other: Bounds) -> Bounds:
 
 
 def _is_record(message: Message) -> bool:
-    """Return whether it is a record, or the end of a partition. Raises KafkaException for an error that does not pass.
-
-    The login needs no right to the group, which is neither joined nor written to.
-    """
+    """Return False for an error that passes. Raises KafkaException for others."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return True
-    if error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+    if is_transient_read(error):
         return False
     raise KafkaException(error)
