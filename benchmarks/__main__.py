@@ -23,6 +23,7 @@ from benchmarks import (
     endurance,
     forward,
     idle,
+    ids,
     index,
     ingest,
     lateness,
@@ -80,6 +81,7 @@ BENCHMARKS = {
     "overload": Benchmark(on_a_stand(overload.measure), overload.draw),
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
     "watched": Benchmark(on_a_stand(watched.measure), watched.draw),
+    "ids": Benchmark(ids.measure, ids.draw),
     "index": Benchmark(index.measure, index.draw),
     "commits": Benchmark(commits.measure, commits.draw),
     "window": Benchmark(window.measure, window.draw),
@@ -110,6 +112,7 @@ class Which(StrEnum):
     overload = "overload"
     idle = "idle"
     watched = "watched"
+    ids = "ids"
     index = "index"  # type: ignore[assignment]
     commits = "commits"
     window = "window"
