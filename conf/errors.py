@@ -82,7 +82,7 @@ class StorageError(DelaylineError):
 
 
 class InvariantViolated(DelaylineError):
-    """An invariant of docs/architecture.md is violated: a defect of Delayline. The job stops before it does harm."""
+    """An invariant (docs/internals/invariants.md) is violated, by a defect. The job stops before it does harm."""
 
     code = "invariant-violated"
 

@@ -36,13 +36,13 @@ _SHARED_OPTIONS = ("--config", "--set")
 _FURTHER_KEYS = {
     "kafka": "Other keys are options of Kafka clients under their own names, such as `security.protocol`. Delayline "
     "passes each to every client (Java, librdkafka, kafka-python) that has it, in that client's spelling. It refuses a "
-    "key that no client has, or that it sets itself. See [security.md](../security.md).",
+    "key that no client has, or that it sets itself. See [TLS and logins](../platform/security.md).",
     "policies": 'A table for an input topic, such as `[policies."orders-delayed"]`, has the same keys; what it leaves '
     "out is as for all topics. `--set policies.orders-delayed.default_delay=5m` sets one. Delays count from the "
     "record's timestamp.",
     "presets": "Every key is an input topic, and its value one or more of `"
     + "`, `".join(PRESETS)
-    + "`, separated by commas. See [coming-from.md](../coming-from.md).",
+    + "`, separated by commas. See [Coming from another scheduler](../publish/coming-from/README.md).",
     "rates": "Every key is an output topic, and its value a whole number of messages a second, 1 or more. `release."
     "messages_per_second` limits all topics together.",
     "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default. "
@@ -221,7 +221,7 @@ def _dead_letters(remedies: Mapping[str, str]) -> str:
     return (
         _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Dead-letter codes")
         + "\nThe header `delayline-error` of a dead letter has one of these codes; `delayline-error-text` has the code "
-        "and a sentence. [Publishing](../publish.md#dead-letters) describes dead letters.\n\n"
+        "and a sentence. [Dead letters](../publish/dead-letters.md) describes them.\n\n"
         + _table(("code", "the record"), rows)
     )
 

@@ -48,7 +48,7 @@ class Answer:
     `result` and `reason` are codes (`state.reasons`), and `why` is the sentence for people, if there is one.
     `accepted` says whether the message that replaces it is accepted; None for a cancel. `name` is what an ask by a name
     asked for; then `id` is that of the message that has it, or None. `output` is where a message went that is too late,
-    if that is known: a JSON object (`docs/publish.md`).
+    if that is known: a JSON object (`docs/publish/cancelling.md`).
     """
 
     id: str | None

@@ -1,6 +1,6 @@
 """The reasons of answers to cancels and replacements: codes for programs, and sentences for people.
 
-A code never changes, and no program decides by a sentence. docs/publish.md documents the codes.
+A code never changes, and no program decides by a sentence. docs/publish/cancelling.md documents the codes.
 """
 
 from __future__ import annotations

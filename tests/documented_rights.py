@@ -1,4 +1,4 @@
-"""The rights that docs/security.md lists, as the access control of a broker takes them."""
+"""The rights that docs/platform/rights.md lists, as the access control of a broker takes them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class Right:
 
 def documented_rights(settings: Settings) -> list[Right]:
     """Return the rights of the table, for the application of `settings`."""
-    text = (ROOT / "docs/security.md").read_text()
-    table = text[text.index("\n## Rights") : text.index("\n## Amazon MSK")]
+    text = (ROOT / "docs/platform/rights.md").read_text()
     return [
         Right(login, operation, *resource)
-        for login, operations, places in _ROW.findall(table)
+        for login, operations, places in _ROW.findall(text)
         if login not in ("login", "---")
         for operation in operations.split(", ")
         for place in places.split(", ")

@@ -213,7 +213,7 @@ def test_a_command_of_the_spark_operator_is_submitted_once() -> None:
 
 
 def test_the_commands_of_the_docs_name_what_is_there_with_each_variant() -> None:
-    text = (ROOT / "docs/deploy.md").read_text()
+    text = "".join(page.read_text() for page in sorted((ROOT / "docs/platform").glob("kubernetes*.md")))
     (application,) = documents(APPLICATION)
     every = (application, *(each for _, each in manifests()))
     known = {(each["kind"].lower(), each["metadata"].get("name")) for each in every}

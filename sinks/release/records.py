@@ -21,7 +21,7 @@ ANY_PARTITION = -1
 # Kafka's value for a record without a timestamp, to which it applies no limit.
 NO_TIMESTAMP = -1
 # What is overdue by more than this is stamped with the present time. It is more than the lateness of a job that runs or
-# starts again, and little against any `retention.ms`. Subscribers know it (`docs/publish.md`).
+# starts again, and little against any `retention.ms`. Subscribers know it (`docs/subscribe.md`).
 OVERDUE_MS = 60_000
 # What Kafka writes around the one record of a batch (message format 2).
 _BATCH_BYTES = 61

@@ -1,7 +1,7 @@
 """Presets: what the publishers of other schedulers write into headers to say when and where.
 
 An input topic has a preset by the settings (`[presets]`). The headers that a preset reads are delivered unchanged.
-Facts about each: its own documents, named in docs/coming-from.md.
+Facts about each: its own documents, named in docs/publish/coming-from/.
 """
 
 from __future__ import annotations

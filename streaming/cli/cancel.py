@@ -57,7 +57,7 @@ def cancel(
     would go as a key; the settings must be those of the job, whose policy says whether messages have names.
 
     In JSON an answer has `id`, `result`, `reason` and `why`, and `name` or `output` if there is one. The codes `result`
-    and `reason` are stable (docs/publish.md).
+    and `reason` are stable (docs/publish/cancelling.md).
 
     Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time, or
     could not be asked for.

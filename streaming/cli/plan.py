@@ -36,8 +36,8 @@ def plan(
 ) -> None:
     """Compute what a load takes with these settings: storage, metadata, rewrites, files, memory, processes, restart.
 
-    It is a model with constants that were measured on two cores; docs/capacity.md compares it with measured figures.
-    Values are taken not to compress. For other delays than even ones, give twice the mean delay as the spread.
+    It is a model with constants that were measured on two cores. docs/platform/capacity.md compares it with measured
+    figures. Values are taken not to compress. For other delays than even ones, give twice the mean delay as the spread.
 
     JSON keys: rate, spread_s, size, replication, retention_s, and the fields of the model (bytes, seconds, counts).
     """

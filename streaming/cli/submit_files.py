@@ -14,7 +14,8 @@ def submit_files(
     """Write the files that `spark-submit` needs to start the job: Spark properties and a launcher.
 
     Then: spark-submit --master ... --properties-file DIR/spark.properties DIR/delayline_job.py run ...
-    The files are valid for this installation only: they name its jars by path. docs/deploy.md has complete commands.
+    The files are valid for this installation only: they name its jars by path.
+    docs/platform/standalone.md has complete commands.
     """
     from streaming.spark.submit_files import write_submit_files
 

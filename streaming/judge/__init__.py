@@ -1,7 +1,7 @@
 """The judge of deliveries: compares the records of the output topics with the published messages, and reports faults.
 
 The demo, the tests of the whole service and the chaos campaign use it. It observes the service through its topics and
-the files of its checkpoint, and imports none of its code. It implements the contract of `docs/publish.md` a second time
+the files of its checkpoint, and imports none of its code. It implements the contract of `docs/publish/` a second time
 on purpose: a mistake in the service must not hide behind the same mistake in the judge.
 
 Read `record` (the values), `contract` (checks of a single record), `forwarded` (what forwarders took), `acceptance`

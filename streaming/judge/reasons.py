@@ -1,6 +1,6 @@
 """The checks of what answers say: each has a reason of its result, which agrees with what is known of the message.
 
-The reasons are those of `docs/publish.md`. A service that answers everything with `unknown`, or `too-late`, is found by
+`docs/publish/cancelling.md` has the reasons. A service that answers everything with `unknown` or `too-late` is found by
 the messages of which that cannot be: they were published before, in the ask's partition; or they are due so late that
 nobody can have handed them over, or written them to their topic.
 """

@@ -106,7 +106,7 @@ def resolves(name: str) -> bool:
 
 
 def test_the_reasons_of_answers_are_those_of_the_code_in_its_order() -> None:
-    documented = _REASON.findall((ROOT / "docs/publish.md").read_text())
+    documented = _REASON.findall((ROOT / "docs/publish/cancelling.md").read_text())
     assert documented == [(reason.result, reason.code) for reason in Reason]
 
 

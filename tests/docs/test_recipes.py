@@ -1,6 +1,6 @@
-"""The recipes of docs/publish.md for a retry, a cancel and a replacement, run with kafka-python on a real broker.
+"""The recipes of docs/publish for a retry, a cancel and a replacement, run with kafka-python on a real broker.
 
-That of docs/coming-from.md for Spring is run by the program of `tests/sources/intake/captured`.
+The program of `tests/sources/intake/captured` runs the recipe for Spring.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.conftest import MakeTopic
 from tests.docs.documents import ROOT
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
+_PAGES = ROOT / "docs" / "publish"
 _INPUT = "delayline-in"
 _DUE_MS = 1_700_000_000_000
 # A message that was published with a delay of an hour, as a subscriber receives it.
@@ -38,10 +39,10 @@ _RECEIVED = [
 ]
 
 
-def recipe(section: str, name: str) -> Any:
-    """Return what a section of the document defines as `name`: a function, or a set of headers."""
-    text = (ROOT / "docs" / "publish.md").read_text()
-    (code,) = re.findall(rf"^## {section}\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+def recipe(page: str, name: str) -> Any:
+    """Return what the program of a page defines as `name`: a function, or a set of headers."""
+    text = (_PAGES / f"{page}.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102, a reader of the document runs it too
     return names[name]
@@ -92,7 +93,7 @@ def _all_accepted(record: Any) -> list[dict[str, Any]]:
 def test_a_received_message_that_is_published_again_by_the_recipe_is_delayed_from_now(
     broker: EmbeddedBroker, producer: KafkaProducer, topic: str
 ) -> None:
-    retry = recipe("Retrying", "retry")
+    retry = recipe("retrying", "retry")
     received = _record(broker, producer.send(topic, b"v", b"k", headers=_RECEIVED, timestamp_ms=_DUE_MS))
     assert received.headers == _RECEIVED
     again = _record(broker, retry(producer, received, "30s"))
@@ -112,15 +113,18 @@ def test_a_received_message_with_one_more_delay_header_is_refused(
     assert message["error_code"] == "two-delays"
 
 
-@pytest.mark.parametrize("where", ["docs/coming-from.md", "tests/sources/intake/captured/spring-kafka/Capture.java"])
+@pytest.mark.parametrize(
+    "where",
+    ["docs/publish/coming-from/spring-kafka.md", "tests/sources/intake/captured/spring-kafka/Capture.java"],
+)
 def test_the_recipe_for_spring_takes_out_what_that_for_a_retry_does_and_the_target(where: str) -> None:
     (names,) = re.findall(r"NOT_AGAIN = List\.of\((.*?)\);", (ROOT / where).read_text(), re.DOTALL)
-    assert set(re.findall(r'"(\S+?)"', names)) == recipe("Retrying", "NOT_AGAIN") | {"deliver-to"}
+    assert set(re.findall(r'"(\S+?)"', names)) == recipe("retrying", "NOT_AGAIN") | {"deliver-to"}
 
 
 def test_each_preset_begins_with_the_lines_to_change() -> None:
-    sections = re.split(r"^## .*\n", (ROOT / "docs" / "coming-from.md").read_text(), flags=re.MULTILINE)
-    by_preset = {name: each for each in sections for name in re.findall(r"^Preset `(\S+)`\.", each, re.MULTILINE)}
+    pages = [page.read_text() for page in sorted((_PAGES / "coming-from").glob("*.md"))]
+    by_preset = {name: each for each in pages for name in re.findall(r"^Preset `(\S+)`\.", each, re.MULTILINE)}
     assert sorted(by_preset) == sorted(PRESETS)
     for preset in presets_named(PRESETS):
         before, _, after = by_preset[preset.name].partition("```diff\n")
@@ -136,7 +140,7 @@ def test_each_preset_begins_with_the_lines_to_change() -> None:
 def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(
     broker: EmbeddedBroker, producer: KafkaProducer, make_topic: MakeTopic
 ) -> None:
-    cancel, topic = recipe("Cancelling", "cancel"), make_topic(3)
+    cancel, topic = recipe("cancelling", "cancel"), make_topic(3)
     sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
     asked = cancel(producer, sent)
     assert asked == f"{topic}/2/1"
@@ -147,7 +151,7 @@ def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(
 def test_the_recipe_for_a_replacement_publishes_it_behind_the_message_that_it_replaces(
     broker: EmbeddedBroker, producer: KafkaProducer, make_topic: MakeTopic
 ) -> None:
-    replace, topic = recipe("Replacing", "replace"), make_topic(3)
+    replace, topic = recipe("replacing", "replace"), make_topic(3)
     sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
     assert replace(producer, sent, b"new", b"2h") == f"{topic}/2/1"
     record = _read(broker, topic, 2, 1)

@@ -1,4 +1,4 @@
-"""What docs/publish.md says of share groups, with Kafka's own share consumer."""
+"""What docs/subscribe.md says of share groups, with Kafka's own share consumer."""
 
 from __future__ import annotations
 

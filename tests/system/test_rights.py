@@ -1,4 +1,4 @@
-"""Each right of docs/security.md is needed: without it the login gets an error that names right and resource."""
+"""Each right of docs/platform/rights.md is needed: without it the login gets an error that names right and resource."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _EPOCH = 1
 _ORIGIN = CheckpointOrigin("c", 1, 2)
 # The numbers of the batches that hand over.
 _BATCHES = count()
-# What goes on without these, and how: docs/security.md. By login, operation and the end of the topic's name.
+# What goes on without these, and how: docs/platform/rights.md. By login, operation and the end of the topic's name.
 _NOT_REQUIRED = {
     ("job", "DescribeConfigs", "input"),
     ("release", "Delete", "ready"),

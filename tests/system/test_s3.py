@@ -1,4 +1,4 @@
-"""The recipe of docs/deploy.md, "S3": storage on a real S3 server, through kills and new checkpoints."""
+"""The recipe of docs/platform/s3.md: storage on a real S3 server, through kills and new checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upgrade of docs/compatibility.md, "Upgrade", from an earlier version, and the way back.
+"""The upgrade of docs/platform/upgrade.md, from an earlier version, and the way back.
 
 No version was released yet. Until then the newest commit stands for it: what runs here is the procedure, in an
 environment of its own.

@@ -1,4 +1,4 @@
-"""Each process with a login of its own, which has the rights of docs/security.md and no others."""
+"""Each process with a login of its own, which has the rights of docs/platform/rights.md and no others."""
 
 from __future__ import annotations
 
