@@ -4,7 +4,8 @@
     python docs/generate.py --check    # writes nothing; exit code 1 if a page does not match the code
 
 Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
-(allowed values), `conf/errors.py` (codes), and `docs/reference/remedies.toml` (what to do about each code).
+(allowed values), `conf/errors.py` (codes), `docs/reference/remedies.toml` (what to do about each code), and the titles
+of `docs/operate/runbooks` (which codes have a runbook).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from streaming.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs/reference"
+RUNBOOKS = ROOT / "docs/operate/runbooks"
 _HEAD = "<!-- Written by docs/generate.py from {source}. Change that, then run `make docs`. -->\n# {title}\n"
 _SHARED_OPTIONS = ("--config", "--set")
 # The TOML file does not list the keys of the two sections that accept any client option.
@@ -202,8 +204,9 @@ def _allowed(model: Any, key: str) -> str:
 def _errors(remedies: Mapping[str, str]) -> str:
     codes = {code: error for code, error in error_codes().items() if not issubclass(error, Rejected)}
     _check_remedies(codes, remedies, "errors")
+    pages = runbooks()
     rows = [
-        (f"`{code}`", str(error.exit_code), _text(inspect.getdoc(error)), _text(remedies[code]))
+        (f"`{code}`", str(error.exit_code), _text(inspect.getdoc(error)), _remedy(remedies[code], pages.get(code)))
         for code, error in codes.items()
     ]
     return (
@@ -212,6 +215,19 @@ def _errors(remedies: Mapping[str, str]) -> str:
         "and the value that caused it. Codes are stable: scripts may rely on them. The codes of dead letters are on "
         "[a separate page](dead-letters.md).\n\n" + _table(("code", "exit code", "meaning", "what to do"), rows)
     )
+
+
+def _remedy(remedy: str, runbook: str | None) -> str:
+    return _text(remedy) if runbook is None else f"{_text(remedy)} [Runbook](../operate/runbooks/{runbook})."
+
+
+def runbooks() -> dict[str, str]:
+    """Return the file name of each runbook, by the alerts and error codes that its title names."""
+    pages: dict[str, str] = {}
+    for path in sorted(RUNBOOKS.glob("*.md")):
+        title = path.read_text().partition("\n")[0].removeprefix("# ")
+        pages |= dict.fromkeys(title.split(", "), path.name)
+    return pages
 
 
 def _dead_letters(remedies: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Move to another Kafka cluster: publish to it what waits in the old one (docs/operate.md, "Move to another cluster").
+"""Move to another Kafka cluster: publish to it what waits in the old one (docs/operate/move.md).
 
     python move.py --config old.toml --to new.toml
 

@@ -28,8 +28,8 @@ def recreated_error(topics: Collection[str]) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"{named} deleted and created again since the job read it. Unread records of the old topic are lost; messages "
         "that were accepted from it wait as before. To read the new topic from its beginning, start with "
-        "topics.skip_expired=true. Its messages may have the ids of old ones: see docs/operate.md, An input topic was "
-        "created again"
+        "topics.skip_expired=true. Its messages may have the ids of old ones: see "
+        "docs/operate/runbooks/input-topic-recreated.md"
     )
 
 

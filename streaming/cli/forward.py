@@ -13,9 +13,10 @@ def forward(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Forward messages that are due soon until SIGTERM or Ctrl-C, beside the job or on another host.
+    """Forward messages that are due soon until SIGTERM or Ctrl-C, next to the job or on another host.
 
     The job starts forward.processes of these itself. Set forward.elsewhere for it if there are others: then all
-    forwarders of the application share its input partitions. Prints `running` when it has joined them.
+    forwarders of the application share its input partitions. Prints `running` when it has joined them. See
+    docs/operate/processes.md.
     """
     run_until_signal(Kind.FORWARD, settings_of(config, overrides), name, log_level)

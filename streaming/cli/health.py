@@ -26,9 +26,9 @@ def health(
     """Say whether the job, its release processes, or its forwarders are ready: whether messages leave on time as far as
     they know.
 
-    Of release processes, each of `release.processes` is asked, at its own port; with 0, the one at monitor.release. The
-    same holds for forwarders.
-    Exit code 0 if all are, 1 if one is not or does not answer, with the reasons. Starts no Spark and asks no broker.
+    Asks each of the `release.processes` at its own port; with 0, the one at monitor.release. The same holds for
+    forwarders. Exit code 0 if all are ready, 1 if one is not or does not answer, with the reasons. Starts no Spark and
+    asks no broker. See docs/operate/monitoring.md.
     """
     from conf.errors import UsageError
     from conf.printable import printable

@@ -42,7 +42,8 @@ def peek(
     """Show waiting messages: those due next, or of a range of due time, or by id. Changes nothing.
 
     Works while the job runs and while it is down. Takes several seconds, because it starts Spark. With --key, --topic
-    or --newest it reads all that is due in the range, so give one where many messages wait.
+    or --newest it reads all that is due in the range, so give one where many messages wait. See
+    docs/operate/status.md.
 
     JSON objects have: id (topic/partition/offset of the input record), place (ready, mutable or sealed), deliver_at
     (ISO-8601), deliver_at_ms, timestamp_ms, output_topic, error_code (of a dead letter, or null), key, value, headers

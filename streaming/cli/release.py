@@ -13,9 +13,9 @@ def release(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Release due messages until SIGTERM or Ctrl-C, beside the job or on another host.
+    """Release due messages until SIGTERM or Ctrl-C, next to the job or on another host.
 
     The job starts release.processes of these itself. All release processes of an application share its shards. Prints
-    `running` when it has joined them.
+    `running` when it has joined them. See docs/operate/processes.md.
     """
     run_until_signal(Kind.RELEASE, settings_of(config, overrides), name, log_level)

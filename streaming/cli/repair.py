@@ -33,8 +33,8 @@ def repair(
         bool,
         typer.Option(
             "--ready-log",
-            help="Instead, let the release go on behind a ready or near topic that lost records, and print how many "
-            "messages are lost with them.",
+            help="Instead, skip records that are missing from the ready or the near topic, and print how many messages "
+            "are lost with them.",
         ),
     ] = False,
     config: ConfigFile = None,
@@ -44,7 +44,7 @@ def repair(
 
     Reads the whole table. Prints which files cannot be read, which messages wait in them, and how many of these
     `delayline rebuild` can accept again from the input topics. Changes nothing without --skip: exit code 1 if a file
-    is corrupt.
+    is corrupt. See docs/operate/runbooks/bucket-unreadable.md and, for --ready-log, ready-log-lost.md there.
     """
     if ready_log:
         _repair_ready_log(config, overrides, combined=skip or report is not None)

@@ -26,7 +26,8 @@ def run(
 
     Starts release.processes release processes and forward.processes forwarders, and ends them with the job. Prints
     `running` when the query has started.
-    To resume from the checkpoint, after a stop or a crash, use the same command.
+    To resume from the checkpoint, after a stop or a crash, use the same command. See docs/operate/start-stop.md, and
+    docs/operate/runbooks for each error that ends the job.
     """
     from conf.logs import configure_logging
     from streaming.job.service import run_service

@@ -26,7 +26,7 @@ def status(
 
     Works while the job runs and while it is down; changes nothing. With monitor.job set, the running job answers.
     Otherwise, or with --exact, the command reads the checkpoint and the table, and takes several seconds, because it
-    starts Spark. Call it with the job's settings: it finds the checkpoint by storage.path.
+    starts Spark. Call it with the job's settings: it finds the checkpoint by storage.path. See docs/operate/status.md.
 
     JSON keys: read_from (job or storage), checkpoint, now_ms, committed_batch, planned_batch (batch_id, clock_ms,
     age_ms, cutoff_ms; or null), waiting (total, ready, mutable, sealed, merged, mutable_bytes, sealed_bytes),

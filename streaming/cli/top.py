@@ -31,11 +31,11 @@ def top(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show what the page shows, but for messages: what is due when, lateness, rates, merges, shards, problems.
+    """Live dashboard in the terminal (without messages): due times, lateness, rates, merges, shards, problems.
 
     Asks the running job at monitor.job, the broker, and for problems the processes at monitor.release, monitor.forward
     and monitor.process_addresses. On a terminal it takes the screen, best of 100 columns and 40 lines; otherwise it
-    prints each time.
+    prints each time. See docs/operate/status.md.
     """
     from rich.console import Console
     from rich.live import Live

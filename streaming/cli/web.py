@@ -14,10 +14,11 @@ _LEAVE_S = 5
 
 
 def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Serve a page: what is due when, lateness, rates, processes, problems; messages, cancel and postpone.
+    """Serve a page: due times, lateness, rates, processes, problems; messages, cancel and postpone.
 
     Asks the running job at monitor.job, and listens at web.address. Everybody who reaches that address sees counts and
-    charts; messages and actions need the token of web.token. Ends with Ctrl-C or SIGTERM.
+    charts; messages and actions need the token of web.token. Ends with Ctrl-C or SIGTERM. See
+    docs/operate/page.md.
     """
     import logging
 

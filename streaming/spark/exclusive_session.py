@@ -58,7 +58,7 @@ def _end_of_java_named() -> Iterator[None]:
         raise QueryFailed(
             f"Spark's Java process ended with {code}, and its own lines before this one say why. If it had no memory "
             "left (OutOfMemoryError), give it more (spark.driver.memory) and start the job again; a single record can "
-            "take so much: see docs/operate.md, Records that no job can read. Nothing is lost"
+            "take so much: see docs/operate/topics.md, Memory for large records. Nothing is lost"
         ) from problem
 
 

@@ -20,7 +20,7 @@ _BAR_WIDTH = 40
 
 
 def as_json(status: Status) -> dict[str, Any]:
-    """Return the status as JSON values. The keys are stable; docs/operate.md explains them."""
+    """Return the status as JSON values. The keys are stable; the help of `delayline status` lists them."""
     ready, mutable, sealed = _totals(status)
     return {
         "read_from": status.read_from,

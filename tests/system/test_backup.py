@@ -1,4 +1,4 @@
-"""The backup and the restore of docs/operate.md, "Backup". The job continues in between."""
+"""The backup and the restore of docs/operate/backup.md. The job continues in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The move of docs/operate.md, "Move to another cluster", from one broker to another."""
+"""The move of docs/operate/move.md, from one broker to another."""
 
 from __future__ import annotations
 
