@@ -59,6 +59,21 @@ class Document:
                     if "://" not in target:
                         yield f"{self.name}:{number}", target
 
+    def prose(self) -> list[str]:
+        """Return the paragraphs, the items of lists, and the cells of tables, without blocks of code and headings."""
+        texts, ends = [""], True
+        for _, line, code in self._lines:
+            text = line.strip()
+            if code or not text or text.startswith(("#", "|")):
+                texts += [cell.strip() for cell in text.split("|")] if text.startswith("|") and not code else []
+                ends = True
+            elif ends or re.match(r"(?:-|\d+\.) ", text):
+                texts.append(re.sub(r"^(?:-|\d+\.) ", "", text))
+                ends = False
+            else:
+                texts[-1] += f" {text}"
+        return texts
+
     def quotes(self) -> Iterator[Quote]:
         """Yield all quoted code."""
         continued = ""
