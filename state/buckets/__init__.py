@@ -4,7 +4,8 @@ Modelled on Pulsar's `BucketDelayedDeliveryTracker`. This package does not read 
 `sinks.bucket_table` does.
 
 Read in this order:
-1. `mutable`: advances one shard from batch to batch; `operator` adapts it to Spark
+1. `mutable`: advances one shard from batch to batch; `operator` adapts it to Spark; `moves`: gives messages of a batch
+   another due time, once it is decided
 2. `parts`: names the units of storage
 3. `segments`: cuts a sealed bucket
 4. `table_rows`: stores the segments as rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
-from state.buckets.segments import cut
+from state.buckets.segments import Segment, cut, segment_of
 from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.due_spans import due_runs, encode_runs
@@ -67,8 +67,10 @@ FILLED_BYTES = 32 * 1024 * 1024
 # Rows are copied whole between the JVM and Python, so a row must not grow with the batch. And the hand-over holds all
 # chunks in memory that overlap in due time: of a batch of large messages one from each overflow group, or all of them.
 _DUE_CHUNK_BYTES = 1024 * 1024
-# Segment numbers of each overflow group.
+# Segment numbers of each overflow group, and before them of the shard's own group. Of these the second half is for
+# messages that are moved (`state.buckets.moves`).
 _NUMBERS_A_GROUP = 1 << 20
+_NUMBERS_BEFORE_MOVED = _NUMBERS_A_GROUP // 2
 
 StateFunction = Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
@@ -132,26 +134,63 @@ _FILLER = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | {
 }
 
 
+class ShardRows:
+    """Makes the rows of `SHARD_OUTPUT_SCHEMA` for messages of one group, which are in delivery order."""
+
+    def __init__(
+        self, batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int, first_segment: int
+    ) -> None:
+        """Take what all rows say alike; segments are numbered from `first_segment` on."""
+        self._batch_settings, self._bucket, self._shard = batch_settings, bucket, shard
+        self._next, self._end = first_segment, first_segment + _NUMBERS_BEFORE_MOVED
+        self._base = {**_FILLER, "shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket}
+
+    @staticmethod
+    def of_moved(batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int) -> ShardRows:
+        """Return that of messages which are moved."""
+        return ShardRows(batch_settings, bucket, shard, cutoff_ms, _NUMBERS_BEFORE_MOVED)
+
+    def due(self, messages: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield rows of due messages."""
+        for piece in split_by_bytes(messages, _DUE_CHUNK_BYTES) if messages.num_rows else ():
+            first = {name: value for name, value in key_of(piece)._asdict().items() if name in _FILLER}
+            yield {**self._base, "kind": DUE, **_bounds(piece), **first, "chunk": encode_chunk(piece)}
+
+    def sealed(self, messages: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield rows of sealed messages: a segment each."""
+        for segment, own in cut(messages, self._bucket, self._shard, self._batch_settings, self._next):
+            if segment.segment >= self._end:
+                raise InvariantViolated(
+                    f"a group of shard {self._shard} has more than {_NUMBERS_BEFORE_MOVED} segments"
+                )
+            self._next = segment.segment + 1
+            yield self._segment(segment, own)
+
+    def kept(self, messages: pa.Table, clock_ms: int, accepted: str) -> dict[str, Any]:
+        """Return the row of what is kept, with the column `accepted`."""
+        by_topic = _limited_topics(messages, self._batch_settings)
+        dues = encode_runs(due_runs(messages.column("deliver_at_ms").to_numpy(), clock_ms))
+        own = {**_bounds(messages), "by_topic": by_topic, "accepted": accepted, "chunk": dues}
+        return {**self._base, "kind": KEPT, **own}
+
+    def without(self, row: Mapping[str, Any], left: pa.Table) -> Iterator[dict[str, Any]]:
+        """Yield in place of `row`, of due or of sealed messages, that of those which are `left`: one at least."""
+        if row["kind"] == DUE:
+            yield from self.due(left)
+        else:
+            yield self._segment(segment_of(left, self._bucket, self._shard, row["segment"], row["part"]), left)
+
+    def _segment(self, segment: Segment, messages: pa.Table) -> dict[str, Any]:
+        by_topic = _limited_topics(messages, self._batch_settings)
+        return {**self._base, **asdict(segment), "kind": SEALED, "by_topic": by_topic, "chunk": encode_chunk(messages)}
+
+
 def _rows(
     result: BucketAdvance, batch: RunningBatch, shard: int, cutoff_ms: int, first_segment: int, accepted: str
 ) -> pd.DataFrame:
     """Return the rows of `SHARD_OUTPUT_SCHEMA` for one group, with the column `accepted`."""
-    bucket = batch.settings.first_bucket + batch.batch_id
-    base = {**_FILLER, "shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket}
-    rows = []
-    if result.due.num_rows:
-        for piece in split_by_bytes(result.due, _DUE_CHUNK_BYTES):
-            first = {name: value for name, value in key_of(piece)._asdict().items() if name in _FILLER}
-            rows.append({**base, "kind": DUE, **_bounds(piece), **first, "chunk": encode_chunk(piece)})
-    for segment, messages in cut(result.sealed, bucket, shard, batch.settings, first_segment):
-        if segment.segment >= first_segment + _NUMBERS_A_GROUP:
-            raise InvariantViolated(f"a group of shard {shard} has more than {_NUMBERS_A_GROUP} segments")
-        by_topic = _limited_topics(messages, batch.settings)
-        rows.append({**base, **asdict(segment), "kind": SEALED, "by_topic": by_topic, "chunk": encode_chunk(messages)})
-    by_topic = _limited_topics(result.kept, batch.settings)
-    dues = encode_runs(due_runs(result.kept.column("deliver_at_ms").to_numpy(), batch.clock_ms))
-    kept = {**_bounds(result.kept), "by_topic": by_topic, "accepted": accepted, "chunk": dues}
-    rows.append({**base, "kind": KEPT, **kept})
+    own = ShardRows(batch.settings, batch.settings.first_bucket + batch.batch_id, shard, cutoff_ms, first_segment)
+    rows = [*own.due(result.due), *own.sealed(result.sealed), own.kept(result.kept, batch.clock_ms, accepted)]
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
 
 
