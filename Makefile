@@ -52,6 +52,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest --quiet tests/docs/test_pages.py
 
 unit: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system and not thorough and not soak"
