@@ -12,11 +12,13 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import (
     burst,
+    cadence,
     cancels,
     commits,
     endurance,
     forward,
     idle,
+    ids,
     index,
     ingest,
     lateness,
@@ -108,6 +110,30 @@ CASES = {
             for name in HELD
         }
         | ordered_faults(endurance.CASE),
+    ),
+    "cadence": Case(
+        cadence.aims_of,
+        {
+            case: {"cpu_job": 0.5, "ingested_per_s": 90.0, "answer_p99_ms": 5_000.0, **ORDERED}
+            for case in cadence.TRIGGERS
+        }
+        | {"10 s": {"ingested_per_s": 100.0, **ORDERED}},
+        {
+            f"cores of all processes of the job, {cadence.DEFAULT}": (cadence.DEFAULT, "cpu_job", 0.51),
+            f"messages/s taken in, of the best trigger, {cadence.DEFAULT}": (cadence.DEFAULT, "ingested_per_s", 89),
+            f"answers to cancels, p99, {cadence.DEFAULT}": (cadence.DEFAULT, "answer_p99_ms", 5_001),
+            **{what: breach for case in cadence.TRIGGERS for what, breach in ordered_faults(case).items()},
+        },
+    ),
+    "ids": Case(
+        ids.aims_of,
+        {ids.BUILD: {"bytes_each": 6, "memory_mb": 200}, ids.BY_NAME: {"bytes_each": 160, "memory_mb": 200}},
+        {
+            "bytes on disk for a sealed message": (ids.BUILD, "bytes_each", 6.1),
+            "memory that the copy of sealed ids takes": (ids.BUILD, "memory_mb", 201),
+            "bytes on disk for a name": (ids.BY_NAME, "bytes_each", 161),
+            "memory that names take": (ids.BY_NAME, "memory_mb", 201),
+        },
     ),
     "cancels": Case(
         cancels.aims_of,
