@@ -15,6 +15,7 @@ _MOST_WORDS = 30
 _HABITS = re.compile(r"^(?:Of|What|Whoever) |\b(?:th(?:at|ose) of|as many as|beside|anew|for certain|whose)\b")
 _PAGES = [Document(path) for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
 _INDEX = ROOT / "docs/README.md"
+_OTHERS = [Document(ROOT / path) for path in ("README.md", "examples/README.md", "tests/README.md")]
 
 
 def name(page: Document) -> str:
@@ -37,7 +38,7 @@ def test_every_page_is_found_from_the_index() -> None:
     assert [page.name for page in _PAGES if page.path not in found] == []
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=name)
+@pytest.mark.parametrize("page", [*_PAGES, *_OTHERS], ids=name)
 def test_sentences_are_short_and_plain(page: Document) -> None:
     assert list(hard_sentences(page.prose())) == []
 
