@@ -362,7 +362,10 @@ class BadReplaces(Rejected):
 
 
 class BadName(Rejected):
-    """The delayline-name header is repeated, empty, beside delayline-replaces, or has no meaning on its topic."""
+    """The delayline-name header is repeated, empty, beside delayline-replaces, or has no meaning on its topic.
+
+    Or delayline-answer is repeated, says anything but true, or is on a message without a name.
+    """
 
     code = "bad-name"
 

@@ -259,6 +259,7 @@ class Policy(Section):
     expire_after: Annotated[int, duration(SECOND, LONGEST)] | None = None
     expiry_header: HeaderName | None = None
     names: Annotated[str, one_of("off", "header", "key")] = "off"
+    name_mode: Annotated[str, one_of("replace", "keep")] = "replace"
 
     @model_validator(mode="before")
     @classmethod

@@ -46,8 +46,9 @@ NONE_REPLACED: Mapping[MessageId, MessageId] = MappingProxyType({})
 class Ask(NamedTuple):
     """An ask: its own id, and the id that it asks for.
 
-    Of a replacement also its condition, one of `CONDITIONS`, and when it is due, epoch ms. It has the id of its ask.
-    Of an ask by a name also the name (`state.names.named`).
+    Of a replacement also its condition, one of `CONDITIONS` or `state.names.KEEP`, and when it is due, epoch ms. It has
+    the id of its ask. Of an ask by a name also the name (`state.names.named`). Of a message that has a name also when
+    it was published, epoch ms, and whether its publisher wants an answer.
     """
 
     id: MessageId
@@ -55,6 +56,8 @@ class Ask(NamedTuple):
     condition: str | None = None
     deliver_at_ms: int | None = None
     name: bytes | None = None
+    published_ms: int | None = None
+    wants_answer: bool | None = None
 
 
 # What asks ask for. As rows of messages, asks have that as their key, the headers that the publisher sent along, and no
@@ -70,13 +73,15 @@ ASK_SCHEMA = pa.schema(
         ("condition", pa.string()),
         ("deliver_at_ms", pa.int64()),
         ("name", pa.binary()),
+        ("published_ms", pa.int64()),
+        ("wants_answer", pa.bool_()),
     ]
 )
 # Answers, by the id of the ask: the value, or null if nobody waits for an answer; the key, or null if the ask has it
 # already; and `REQUEST` in place of `ANSWER` if a release process must decide.
 ANSWER_SCHEMA = pa.schema([*ID_SCHEMA, ("value", pa.large_binary()), ("key", pa.binary()), KIND])
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
-_TERMS = ("condition", "deliver_at_ms", "name")
+_TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer")
 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
@@ -99,14 +104,16 @@ def ask_table(
     names: pa.Array | None = None,
     conditions: pa.Array | None = None,
     dues_ms: pa.ChunkedArray | None = None,
+    wants_answers: pa.Array | None = None,
 ) -> pa.Table:
     """Return what each of `requests`, which are messages, asks for, as a table of `ASK_SCHEMA`.
 
     Args:
         requests: their keys are the ids that they ask for, unless they ask by `names`.
         names: for each the name that it asks by (`state.names.named`).
-        conditions: for each the condition on which a message comes with it, one of `CONDITIONS`; null for a cancel.
+        conditions: for each the condition on which a message comes with it (`Ask`); null for a cancel.
         dues_ms: for each when that message is due, epoch ms.
+        wants_answers: for each whether the publisher of a message that has a name wants an answer.
     """
     count = requests.num_rows
     if names is None:
@@ -114,7 +121,9 @@ def ask_table(
     else:
         asked = [pa.repeat(pa.scalar(part, field.type), count) for part, field in zip(NOTHING, ID_SCHEMA, strict=True)]
     own = [requests.column(name) for name in ID]
-    terms = [pa.nulls(count) if each is None else each for each in (conditions, dues_ms, names)]
+    published_ms = None if names is None or conditions is None else requests.column("timestamp_ms")
+    every = (conditions, dues_ms, names, published_ms, wants_answers)
+    terms = [pa.nulls(count) if each is None else each for each in every]
     return pa.table([*asked, *own, *terms], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
@@ -311,10 +320,15 @@ def answers_with_outputs(
     )
 
 
-def answers_of(answers: Mapping[MessageId, bytes | None]) -> pa.Table:
-    """Return single answers, by the id of the ask, as a table of `ANSWER_SCHEMA`. The keys of the asks stay."""
-    count = len(answers)
-    columns = [*_columns(list(answers), 3), tuple(answers.values()), (None,) * count, (ANSWER,) * count]
+def answers_of(
+    answers: Mapping[MessageId, bytes | None], about: Mapping[MessageId, MessageId] = NONE_REPLACED
+) -> pa.Table:
+    """Return single answers, by the id of the ask, as a table of `ANSWER_SCHEMA`.
+
+    The keys of the asks stay, but for those that have the message which they are `about`.
+    """
+    keys = tuple(None if each not in about else "/".join(map(str, about[each])).encode() for each in answers)
+    columns = [*_columns(list(answers), 3), tuple(answers.values()), keys, (ANSWER,) * len(answers)]
     return pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, ANSWER_SCHEMA, strict=True)],
         schema=ANSWER_SCHEMA,

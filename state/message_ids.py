@@ -61,6 +61,13 @@ def united(several: Iterable[Ids]) -> Ids:
     return {source: own[0] if len(own) == 1 else np.unique(np.concatenate(own)) for source, own in pieces.items()}
 
 
+def has_id(ids: Ids, message_id: tuple[str, int, int]) -> bool:
+    """Return whether `ids` has the id of one message."""
+    topic, partition, offset = message_id
+    own = ids.get((topic, partition))
+    return own is not None and bool(are_in(own, np.array([offset]))[0])
+
+
 def count_of(ids: Ids) -> int:
     """Return how many ids there are."""
     return sum(map(len, ids.values()))

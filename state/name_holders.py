@@ -1,4 +1,6 @@
-"""Which message has a name once records are accepted again: of all that ever got the name, the newest.
+"""Which message has a name once records are accepted again.
+
+Of all that ever got the name it is the newest; or the first one that waits, where messages keep their names.
 
 A rebuild accepts again what a lost table had, and what took a name over may be gone with it: the message itself, or
 the row that says that the one before is cancelled. So the names are decided anew, from the records that are read again
@@ -7,23 +9,24 @@ and the rows that are left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.origin import CheckpointOrigin
-from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
+from state.index.offset_bitmaps import OffsetBitmaps
 from state.names import NAMED_SCHEMA, name_rows
 
 # Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
 HOLDER_SCHEMA = NAMED_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("is_left", pa.bool_()))
+# Of several messages of a name, the one with the greatest of these is the newest.
+_BY_AGE: Callable[[_Holder], tuple[int, int, int]] = attrgetter("bucket", "partition", "offset")
 # How many rows are made at once.
 _ROWS = 10_000
 
@@ -37,11 +40,14 @@ class _Holder(NamedTuple):
     offset: int
     deliver_at_ms: int
     until_ms: int
+    keeps: bool
     bucket: int
     is_left: bool
 
 
-def settled(origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetBitmaps) -> ArrowFunction:
+def settled(
+    origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetBitmaps, keeps_names: Callable[[str], bool]
+) -> ArrowFunction:
     """Return the `mapInArrow` function that decides which messages have their names when a checkpoint begins.
 
     The input is rows of `HOLDER_SCHEMA`, those of a name together, by partition and offset; the same message may have
@@ -51,13 +57,15 @@ def settled(origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetB
     - cancelled ids, of those that another has taken the name from, and that wait: they are accepted again, are due at
       the cutoff of `origin` or later, or are among the `overdue`, which the table has; and they are not among those
       that are `cancelled` already
+
+    `keeps_names` says of an input topic whether messages keep their names there.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names: list[_Holder] = []
         lost: list[_Holder] = []
-        for _, holders in groupby(_holders(batches, origin), key=attrgetter("name")):
-            for holder, has_name in _in_turn(holders):
+        for (_, topic), holders in groupby(_holders(batches, origin), key=attrgetter("name", "topic")):
+            for holder, has_name in _in_turn(holders, waits if keeps_names(topic) else None):
                 if not has_name:
                     lost.append(holder)
                 elif holder.is_left:
@@ -69,12 +77,14 @@ def settled(origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetB
 
     def rows(names: Sequence[_Holder], lost: Sequence[_Holder]) -> Iterator[pa.RecordBatch]:
         named = _table([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
-        taken = _table([(*holder[1:4], *[holder.deliver_at_ms] * 2) for holder in lost], CANCELLED_SCHEMA)
-        waits = np.array([holder.is_left or holder.deliver_at_ms >= origin.cutoff_ms for holder in lost], dtype=bool)
-        waits = (waits | in_bitmaps(taken, overdue)) & ~in_bitmaps(taken, cancelled)
+        taken = [(*holder[1:4], *[holder.deliver_at_ms] * 2) for holder in lost if waits(holder)]
         bucket = origin.overdue_bucket
-        for table in (name_rows(named, bucket), cancelled_rows(taken.filter(pa.array(waits)), bucket)):
+        for table in (name_rows(named, bucket), cancelled_rows(_table(taken, CANCELLED_SCHEMA), bucket)):
             yield from table.to_batches()
+
+    def waits(holder: _Holder) -> bool:
+        may_wait = holder.is_left or holder.deliver_at_ms >= origin.cutoff_ms or _is_in(overdue, holder)
+        return may_wait and not _is_in(cancelled, holder)
 
     return run
 
@@ -88,24 +98,60 @@ def _holders(batches: Iterable[pa.RecordBatch], origin: CheckpointOrigin) -> Ite
                 yield holder
 
 
-def _in_turn(holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, bool]]:
-    """Yield the messages that have got one name, each once, and whether it has the name.
+def _is_in(ids: OffsetBitmaps, holder: _Holder) -> bool:
+    own = ids.get((holder.topic, holder.partition))
+    return own is not None and holder.offset in own
+
+
+def _in_turn(holders: Iterable[_Holder], waits: Callable[[_Holder], bool] | None) -> Iterator[tuple[_Holder, bool]]:
+    """Return what `_first` does, or `_newest` if there is no function that says which messages wait."""
+    return _newest(holders) if waits is None else _first(holders, waits)
+
+
+def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
+    """Yield the messages that have got one name, each once, and whether it keeps the name: the first that waits.
+
+    Of several partitions it is the one of the oldest batch, as far as the table knows that.
+    """
+    first: dict[int, _Holder] = {}
+    until_ms, newest = 0, (-1, -1, -1)
+    for holder in _each(holders):
+        until_ms, newest = max(until_ms, holder.until_ms), max(newest, _BY_AGE(holder))
+        if holder.partition in first or not waits(holder):
+            yield holder, False
+        else:
+            first[holder.partition] = holder
+    in_turn = sorted(first.values(), key=_BY_AGE)
+    yield from ((holder, False) for holder in in_turn[1:])
+    for holder in in_turn[:1]:
+        # Its row must be newer than that of any other.
+        is_left = holder.is_left or _BY_AGE(holder) < newest
+        yield holder._replace(until_ms=until_ms, keeps=True, is_left=is_left), True
+
+
+def _newest(holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, bool]]:
+    """Yield the messages that have got one name, each once, and whether it has the name: the newest.
 
     Of an input partition the last one counts. Of several partitions it is the one of the newest batch, as far as the
     table knows that; what is accepted again counts as newer.
     """
     last: list[_Holder] = []
     until_ms = 0
-    for _, same in groupby(holders, key=attrgetter("partition", "offset")):
-        holder = reduce(_merged, same)
+    for holder in _each(holders):
         until_ms = max(until_ms, holder.until_ms)
         if last and last[-1].partition == holder.partition:
             yield last.pop(), False
         last.append(holder)
-    *others, newest = sorted(last, key=attrgetter("bucket", "partition", "offset"))
+    *others, newest = sorted(last, key=_BY_AGE)
     yield from ((holder, False) for holder in others)
     # Its row is of use as long as one of another would be found in its place.
-    yield newest._replace(until_ms=until_ms), True
+    yield newest._replace(until_ms=until_ms, keeps=False), True
+
+
+def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
+    """Yield each of `holders` once: there may be several rows of it."""
+    for _, same in groupby(holders, key=attrgetter("partition", "offset")):
+        yield reduce(_merged, same)
 
 
 def _merged(one: _Holder, other: _Holder) -> _Holder:

@@ -1,8 +1,9 @@
-"""Names that publishers give to messages: at most one message of an input topic waits under a name, the newest.
+"""Names that publishers give to messages: at most one message of an input topic waits under a name.
 
-Where a policy of the input topic says so, a message has the name that its header `NAME_HEADER` has, or else its key. It
-replaces what waits under that name (*latest wins*). Whoever wants to cancel needs no id: the header
-`CANCEL_NAME_HEADER` has the name.
+Where a policy of the input topic says so, a message has the name that its header `NAME_HEADER` has, or else its key.
+Another policy, the *mode*, says which of several messages waits. `REPLACE`: the newest, which replaces the one before
+it. `KEEP`: the first, and later ones are dropped. Whoever wants to cancel needs no id: the header `CANCEL_NAME_HEADER`
+has the name.
 
 Names are stored as hashes: rows of the table of sealed buckets, in Delta partitions of their own, say which message got
 a name last. They are of use until it is due and handed over, and as long as an older row of the same name would be
@@ -21,10 +22,23 @@ from state.message_ids import ID, ID_SCHEMA
 
 # On a record of an input topic: the name of the message; the name whose message shall be cancelled.
 NAME_HEADER, CANCEL_NAME_HEADER = "delayline-name", "delayline-cancel-name"
+# On a message with a name: "true" if its publisher waits for an answer that says what became of it.
+ANSWER_HEADER = "delayline-answer"
 # Where names come from (the policy `names`): nowhere, from the header, or from the key of what has no such header.
 OFF, FROM_HEADER, FROM_KEY = "off", "header", "key"
-# Messages by their names: the name (`named`), the id, the due time, and until when the row is of use, both epoch ms.
-NAMED_SCHEMA = pa.schema([("name", pa.binary()), *ID_SCHEMA, ("deliver_at_ms", pa.int64()), ("until_ms", pa.int64())])
+# What becomes of a message if another one waits under its name (the policy `name_mode`).
+REPLACE, KEEP = "replace", "keep"
+# Messages by their names: the name (`named`), the id, the due time, and until when the row is of use, both epoch ms;
+# and whether the message keeps its name: it was accepted by `KEEP`, and nobody has asked for it since.
+NAMED_SCHEMA = pa.schema(
+    [
+        ("name", pa.binary()),
+        *ID_SCHEMA,
+        ("deliver_at_ms", pa.int64()),
+        ("until_ms", pa.int64()),
+        ("keeps", pa.bool_()),
+    ]
+)
 # The most bytes of a name in a header.
 MOST_NAME_BYTES = 1024
 
@@ -40,5 +54,5 @@ def named(topic: str, name: bytes) -> bytes:
 
 def name_rows(names: pa.Table, bucket: int) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` for the `names` (`NAMED_SCHEMA`) given in the batch that seals `bucket`."""
-    columns = {name: names.column(name) for name in ("name", *ID, "deliver_at_ms")}
+    columns = {name: names.column(name) for name in ("name", *ID, "deliver_at_ms", "keeps")}
     return id_rows(IdRows.NAMED, bucket, {**columns, "max_deliver_at_ms": names.column("until_ms")})

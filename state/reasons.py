@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal, get_args
 
-Result = Literal["cancelled", "too-late", "unknown"]
+Result = Literal["cancelled", "too-late", "unknown", "kept"]
 RESULTS: tuple[Result, ...] = get_args(Result)
 
 
@@ -47,6 +47,7 @@ class Reason(Enum):
         "the job's checkpoint was lost before this was decided: ask again",
     )
     NO_SUCH_NAME = ("no-such-name", "unknown", "no message has this name: there was none, or it is delivered")
+    NAME_KEPT = ("name-kept", "kept", "it waits under the same name, and keeps it: the new message is dropped")
 
     def __init__(self, code: str, result: Result, why: str | None) -> None:
         self.code = code

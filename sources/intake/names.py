@@ -7,14 +7,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadName, Rejected
+from conf.errors import BadName, Rejected, quoted
 from sources.intake.accepted import Accepted, request_rows
-from sources.intake.header_columns import Headers, Rejections, only
+from sources.intake.cancels import has_header
+from sources.intake.header_columns import Headers, Rejections, one_array, only, without_headers
 from sources.intake.presets import name_messages
 from state.cancel import ALWAYS, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
+from state.header_values import header_text
 from state.kinds import is_message
-from state.names import CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
+from state.message import HEADERS
+from state.names import (
+    ANSWER_HEADER,
+    CANCEL_NAME_HEADER,
+    FROM_KEY,
+    KEEP,
+    MOST_NAME_BYTES,
+    NAME_HEADER,
+    OFF,
+    named,
+)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -31,9 +43,9 @@ def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rej
     """Return the name of each record, as binary: null for one without a name, or with a wrong one, which is rejected.
 
     `source` is what the policy `names` says. The records `by_key`, which a preset reads, have their keys as names
-    whatever it says.
+    whatever it says. A record without a name that wants an answer is rejected, too.
     """
-    if source != FROM_KEY and not by_key.any() and NAME_HEADER not in headers.names:
+    if source != FROM_KEY and not by_key.any() and not {NAME_HEADER, ANSWER_HEADER} & headers.names:
         return pa.nulls(len(keys), pa.binary())
     takes_keys = np.full(len(keys), source == FROM_KEY) | by_key
     # An empty key is what some clients write in place of none.
@@ -47,6 +59,7 @@ def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rej
     rows, _ = headers.named(REPLACES_HEADER)
     both = rows[np.asarray(pc.is_valid(names))[rows]]
     rejections.reject(both, BadName(f"a message that has a name replaces what has it: it has no {REPLACES_HEADER}"))
+    _check_answers(headers, names, rejections)
     return names
 
 
@@ -81,16 +94,28 @@ def asks_in(requests: pa.Table, names: pa.Array) -> pa.Table:
 def with_names(accepted: Accepted, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
     """Return what is `accepted`, and behind it a request for each message that has one of `names`.
 
-    It is for the message that has the name already.
+    It is for the message that has the name already. What is delivered does not have the header `ANSWER_HEADER`: a
+    consumer that publishes it again without the name would ask for what nobody can answer.
     """
     messages = accepted.messages.slice(0, len(names))
     rows = np.flatnonzero(np.asarray(pc.is_valid(names)) & is_message(messages))
     if not len(rows):
         return accepted
     own, given = messages.take(pa.array(rows)), names.take(pa.array(rows))
-    requests = request_rows(own, ask_keys(own.column("topic"), given), batch_settings, clock_ms)
-    always = pa.repeat(ALWAYS, len(rows))
-    asks = ask_table(requests, _hashes(own.column("topic"), given), always, own.column("deliver_at_ms"))
+    topics, wants_answers = own.column("topic"), has_header(own, ANSWER_HEADER)
+    requests = request_rows(own, ask_keys(topics, given), batch_settings, clock_ms)
+    asks = ask_table(
+        requests,
+        _hashes(topics, given),
+        _conditions(topics, batch_settings),
+        own.column("deliver_at_ms"),
+        pa.array(wants_answers),
+    )
+    if wants_answers.any():
+        at = accepted.messages.schema.get_field_index("headers")
+        headers = one_array(accepted.messages.column(at).cast(HEADERS))
+        cleaned = without_headers(headers, rows[wants_answers], (ANSWER_HEADER,))
+        accepted = accepted._replace(messages=accepted.messages.set_column(at, "headers", cleaned))
     return accepted.with_requests(requests, asks)
 
 
@@ -105,6 +130,33 @@ def ask_keys(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
     rows = pa.array(np.flatnonzero(is_long))
     short = [name.hex().encode() for name in _hashes(topics.take(rows), names.take(rows)).to_pylist()]
     return pc.replace_with_mask(names, pa.array(is_long), pa.array(short, names.type))
+
+
+def _conditions(topics: pa.ChunkedArray, batch_settings: BatchSettings) -> pa.Array:
+    """Return on which condition each message on the input `topics` takes its name."""
+    encoded = one_array(topics).dictionary_encode()
+    of_topics = [KEEP if batch_settings.keeps_names(topic) else ALWAYS for topic in encoded.dictionary.to_pylist()]
+    return pa.array(of_topics, pa.string()).take(encoded.indices)
+
+
+def _check_answers(headers: Headers, names: pa.Array, rejections: Rejections) -> None:
+    """Reject the records that want an answer and have no name, or say so in another way than by "true"."""
+    rows, values = headers.named(ANSWER_HEADER)
+    if not len(rows):
+        return
+    counts = np.bincount(rows, minlength=len(names))
+    rejections.reject(np.flatnonzero(counts > 1), BadName(f"a message may have one {ANSWER_HEADER} header"))
+    has_none = np.asarray(pc.is_null(names))[rows]
+    unnamed = BadName(f"{ANSWER_HEADER} has no meaning on a message without a name: nothing is decided about it")
+    rejections.reject(rows[has_none], unnamed)
+    rows, values = only(~np.asarray(pc.equal(values, b"true").fill_null(False)), rows, values)
+    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
+        try:
+            text = header_text(value)
+            if text != "true":
+                raise ValueError(f"it is {quoted(text)}")
+        except ValueError as problem:
+            rejections.reject(np.array([row]), BadName(f"{ANSWER_HEADER} is true, or is not there: {problem}"))
 
 
 def _hashes(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:

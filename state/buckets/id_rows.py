@@ -30,6 +30,8 @@ ID_ROW_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("name", pa.binary()),
+        # Of names only (`state.names.NAMED_SCHEMA`).
+        pa.field("keeps", pa.bool_()),
     ]
 )
 # The columns of the table's rows that have ids: the order key of the first, and the chunk.
@@ -39,10 +41,15 @@ STORED_IDS = (*ORDER, "chunk")
 def id_rows(kind: IdRows, bucket: int, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` with the ids of a `kind` that the batch that seals `bucket` stores.
 
-    `columns` are those of `ID_ROW_SCHEMA` but for the bucket; the name may be missing.
+    `columns` are those of `ID_ROW_SCHEMA` but for the bucket; those of names may be missing.
     """
     count = len(columns["offset"])
-    every = {"name": pa.nulls(count, pa.binary()), **columns, "bucket": pa.array([bucket] * count, pa.int64())}
+    every = {
+        "name": pa.nulls(count, pa.binary()),
+        "keeps": pa.nulls(count, pa.bool_()),
+        **columns,
+        "bucket": pa.array([bucket] * count, pa.int64()),
+    }
     ids = pa.table([every[name] for name in ID_ROW_SCHEMA.names], names=ID_ROW_SCHEMA.names).cast(ID_ROW_SCHEMA)
     rows = packed_ids(kind, bucket)(in_order(ids).combine_chunks().to_batches())
     return pa.Table.from_batches(rows, STORED_SCHEMA)

@@ -35,6 +35,7 @@ class DelayPolicy:
     - `most_waiting`: how many messages of the topic may wait; None: any number
     - `expiry_header`: the header that says until when a message is of use; none: ""
     - `names`: where the names of messages come from, as the policy `names` says (`state.names`)
+    - `name_mode`: what becomes of a message if another one waits under its name, as the policy says
     """
 
     default_ms: int = 0
@@ -43,6 +44,7 @@ class DelayPolicy:
     clamps: bool = False
     expiry_header: str = ""
     names: str = "off"
+    name_mode: str = "replace"
     most_waiting: int | None = None
 
 
@@ -99,6 +101,10 @@ class BatchSettings:
     def policy_of(self, topic: str) -> DelayPolicy:
         """Return what holds for the input topic `topic`."""
         return self.policies.get(topic, self.policy)
+
+    def keeps_names(self, topic: str) -> bool:
+        """Return whether the first of several messages of a name waits on the input topic `topic`, and not the last."""
+        return self.policy_of(topic).name_mode == "keep"
 
     @property
     def limits_waiting(self) -> bool:
@@ -166,6 +172,7 @@ def _policy_from(policy: Policy) -> DelayPolicy:
         clamps=policy.over_max_delay == "clamp",
         expiry_header=policy.expiry_header or "",
         names=policy.names,
+        name_mode=policy.name_mode,
         most_waiting=policy.max_waiting,
     )
 

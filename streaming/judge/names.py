@@ -1,9 +1,13 @@
-"""The checks of names: of the messages that have a name, the newest comes out, and the answers agree with that."""
+"""The checks of names: which of the messages that have a name come out, and whether the answers agree with that.
+
+Where they replace each other, the newest does. Where they keep their names, a message does unless one before it did so
+later than it was published.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -33,12 +37,17 @@ class Named:
 
 
 def name_problems(
-    records: Iterable[Named], came_out: Iterable[Received], answers: Iterable[Received], slack_ms: int
+    records: Iterable[Named],
+    came_out: Iterable[Received],
+    answers: Iterable[Received],
+    slack_ms: int,
+    keeps: bool = False,
 ) -> list[str]:
     """Return what is wrong, a sentence each, once everything that should come out has done so.
 
     `answers` are the records of the results topic. A message may come out although another took its name over if it was
-    due within `slack_ms` after the job knew of that one.
+    due within `slack_ms` after the job knew of that one. `keeps` says whether messages keep their names; then two may
+    come out if the first was due within `slack_ms` after the job knew of the second.
     """
     problems: list[str] = []
     deliveries: dict[str, list[Received]] = {}
@@ -61,7 +70,12 @@ def name_problems(
             problems.append(f"{record.id} has the answers {results.get(record.id)}")
     by_name = sorted(known.values(), key=lambda record: (record.name, record.offset))
     for name, several in groupby(by_name, key=lambda record: record.name):
-        problems += _of_name(name, list(several), deliveries.keys(), results, slack_ms)
+        in_order = list(several)
+        if keeps:
+            problems += _of_kept_name(name, in_order, deliveries, results, slack_ms)
+        else:
+            problems += _of_name(name, in_order, deliveries.keys(), results, slack_ms)
+        problems += _of_answers(name, in_order, deliveries.keys(), results)
     return problems
 
 
@@ -85,6 +99,45 @@ def _of_name(
         answered = results.get(after.id, [])
         if after.due_ms is None and before.due_ms is not None and before.id not in out and not _is_cancelled(answered):
             yield f"{before.id} did not come out, and {after.id}, which asks for {name}, was answered {answered}"
+
+
+def _of_kept_name(
+    name: str,
+    in_order: list[Named],
+    deliveries: Mapping[str, list[Received]],
+    results: Mapping[str, list[tuple[str | None, str]]],
+    slack_ms: int,
+) -> Iterator[str]:
+    cancelled = {asked: record.offset for record in in_order for asked, result in results.get(record.id, [])
+                 if result == "cancelled"}  # fmt: skip
+    since_cancel: list[Named] = []
+    before: list[Named] = []
+    for record in in_order:
+        if record.due_ms is None:
+            since_cancel = []
+            continue
+        if record.id in deliveries:
+            for other in since_cancel:
+                if other.id in deliveries and (other.due_ms or 0) > record.known_ms + slack_ms:
+                    yield f"{record.id} came out, although {other.id} kept {name}, and was due long after that"
+        elif record.id not in cancelled:
+            # One that came out when it was published already would be no reason to drop it.
+            is_kept = any(
+                deliveries[other.id][0].received_ms >= record.known_ms
+                if other.id in deliveries
+                else cancelled.get(other.id, -1) > record.offset
+                for other in before
+            )
+            if not is_kept:
+                yield f"{record.id} did not come out, and no message before it kept {name}"
+        before.append(record)
+        since_cancel.append(record)
+
+
+def _of_answers(
+    name: str, in_order: list[Named], came_out: Iterable[str], results: Mapping[str, list[tuple[str | None, str]]]
+) -> Iterator[str]:
+    out = set(came_out)
     messages = {record.id: record.offset for record in in_order if record.due_ms is not None}
     for record in in_order:
         for asked, result in results.get(record.id, []):
@@ -92,6 +145,8 @@ def _of_name(
                 continue
             if asked not in messages or messages[asked] >= record.offset:
                 yield f"{record.id} asks for {name}, and was answered for {asked}"
+            if result == "kept" and record.id in out:
+                yield f"{record.id} came out, and was answered to be dropped"
             if result == "cancelled" and asked in out:
                 yield f"{asked} came out, and was answered to be cancelled"
             if result == "too-late" and asked not in out:

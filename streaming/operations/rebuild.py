@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -109,7 +109,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
        on nothing goes on from the old checkpoint.
     3. Choose the origin of the new checkpoint.
     4. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table. Cancel
-       what waits under the name of a newer message.
+       what waits under the name of another message.
     5. Switch over to the new checkpoint.
     """
     # 1. Read the markers.
@@ -174,7 +174,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         ids = None
         if gives_names(batch_settings):
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
-            ids = names_of(store, named, origin, cancelled, ids_left(overdue))
+            ids = names_of(store, named, origin, cancelled, ids_left(overdue), batch_settings.keeps_names)
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
@@ -258,6 +258,7 @@ def names_of(
     origin: CheckpointOrigin,
     cancelled: OffsetBitmaps,
     overdue: OffsetBitmaps,
+    keeps_names: Callable[[str], bool],
 ) -> DataFrame:
     """Return the rows of `STORED_SCHEMA` for the names of what is accepted again, and for what they are taken from.
 
@@ -267,13 +268,14 @@ def names_of(
         origin: the origin of the new checkpoint.
         cancelled: what was cancelled before.
         overdue: what waits in the table, and is due before the cutoff of `origin`.
+        keeps_names: says of an input topic whether messages keep their names there.
     """
     stored = store.ids(IdRows.NAMED)
     if stored is not None:
-        columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "bucket", "false AS is_left")
+        columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "keeps", "bucket", "false AS is_left")
         named = named.union(stored.selectExpr(*columns))
     by_name = named.repartition("name").sortWithinPartitions("name", "partition", "offset")
-    return by_name.mapInArrow(settled(origin, cancelled, overdue), from_arrow_schema(STORED_SCHEMA))
+    return by_name.mapInArrow(settled(origin, cancelled, overdue, keeps_names), from_arrow_schema(STORED_SCHEMA))
 
 
 def _overdue(

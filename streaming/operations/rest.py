@@ -21,6 +21,7 @@ from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import is_ask, requests_in
 from state.message_ids import among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
+from state.names import KEEP
 from state.reasons import Reason
 
 # How long after its timestamp the lost job read a record, at the most.
@@ -32,7 +33,7 @@ class Rest:
     """Accepts the records that are neither handed over nor in the table, in tasks of Spark.
 
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
-    for what is not the newest of its name (`state.name_holders`).
+    for messages that another one takes the name from (`state.name_holders`).
 
     `recalled` is what release processes have recalled, which is not left either. `now_ms` is the time at which the rest
     is accepted, epoch ms.
@@ -69,7 +70,8 @@ class Rest:
                 ids = own_ids(own)
                 left = ids_in(rest.filter(pa.array(~is_ask(rest))))
                 due, buckets = own.column("deliver_at_ms"), pa.repeat(pa.scalar(bucket), own.num_rows)
-                columns = [own.column("name"), *ids.columns, due, due, buckets, pa.array(among(ids, left))]
+                keeps = pc.equal(own.column("condition"), KEEP)
+                columns = [own.column("name"), *ids.columns, due, due, keeps, buckets, pa.array(among(ids, left))]
                 yield from pa.table(columns, names=HOLDER_SCHEMA.names).cast(HOLDER_SCHEMA).to_batches()
 
         return run
@@ -142,8 +144,8 @@ def _answers(asks: pa.Table, cancelled: Iterable[OffsetBitmaps], refused: Collec
     were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled])
     for ask, is_cancelled in zip(asks_of(asks), were_cancelled.tolist(), strict=True):
         if ask.name is not None and ask.condition is not None:
-            # Nobody waits for an answer to a name that is given.
-            answers[ask.id] = None
+            # What becomes of the message is decided after this.
+            answers[ask.id] = answer(ask, Reason.CHECKPOINT_LOST) if ask.wants_answer else None
             continue
         accepted = None if ask.condition is None else ask.id not in refused
         reason = Reason.WITHDRAWN if accepted is not False else Reason.ALREADY_CANCELLED

@@ -100,7 +100,8 @@ def test_the_table_is_written_and_read_alike_whatever_a_cluster_sets_for_all_tab
     for number in range(FAN_IN):
         _append(store, number)
         row = {"name": b"name", "topic": "in", "partition": 0, "offset": number, "from_ms": FAR_MS, "until_ms": FAR_MS}
-        names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row.values(), strict=True))], schema=NAMED_SCHEMA)
+        terms = (*row.values(), False)
+        names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, terms, strict=True))], schema=NAMED_SCHEMA)
         store.append(cluster.createDataFrame(name_rows(names, number)), "names", number)
     assert chunks_of(sealed_part(0)) in store.delta_partitions()
     assert store.id_partitions(IdRows.NAMED).keys() == set(range(FAN_IN))

@@ -27,28 +27,34 @@ ORIGIN = CheckpointOrigin("c", 2, 2, LEFT_IN + 1, CUTOFF_MS, {TOPIC: {"0": 100, 
 
 def left(offset: int, due_ms: int = FAR_MS, name: str = "a", partition: int = 0) -> tuple[Any, ...]:
     """Return the row of a message that is accepted again."""
-    return name.encode(), TOPIC, partition, offset, due_ms, due_ms, LEFT_IN, True
+    return name.encode(), TOPIC, partition, offset, due_ms, due_ms, False, LEFT_IN, True
 
 
 def stored(
     offset: int, due_ms: int = FAR_MS, bucket: int = 3, name: str = "a", partition: int = 0, until_ms: int = 0
 ) -> tuple[Any, ...]:
     """Return the row of a message whose name is stored."""
-    return name.encode(), TOPIC, partition, offset, due_ms, max(due_ms, until_ms), bucket, False
+    return name.encode(), TOPIC, partition, offset, due_ms, max(due_ms, until_ms), False, bucket, False
 
 
-def settle(*rows: tuple[Any, ...], cancelled: Ids = NO_IDS, overdue: Ids = NO_IDS, at_once: int = 2) -> tuple[Any, Any]:
-    """Return the offset of the message that has each name, and the cancelled ones with their due times."""
+def settle(
+    *rows: tuple[Any, ...], cancelled: Ids = NO_IDS, overdue: Ids = NO_IDS, at_once: int = 2, keeps: bool = False
+) -> tuple[Any, Any]:
+    """Return the offset of the message that has each name, and the cancelled ones with their due times.
+
+    `keeps` says whether messages keep their names.
+    """
     in_order = sorted(rows, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
     before, waiting = (bitmaps_of([table_of(ids)]) for ids in (cancelled, overdue))
-    batches = settled(ORIGIN, before, waiting)(iter(table.to_batches(max_chunksize=at_once)))
+    batches = settled(ORIGIN, before, waiting, lambda _: keeps)(iter(table.to_batches(max_chunksize=at_once)))
     out = pa.Table.from_batches(batches, STORED_SCHEMA)
     names, gone = (
         ids_of_rows(out.filter(pc.field("part") == kind.partition(LEFT_IN))).to_pylist()
         for kind in (IdRows.NAMED, IdRows.CANCELLED)
     )
     assert all(row["bucket"] == LEFT_IN for row in (*names, *gone))
+    assert all(row["keeps"] == keeps for row in names)
     assert len(names) + len(gone) == ids_of_rows(out).num_rows
     assert all(row["deliver_at_ms"] == row["max_deliver_at_ms"] for row in gone)
     return (
@@ -98,6 +104,31 @@ def test_what_the_new_checkpoint_reads_again_takes_no_name() -> None:
     assert settle() == ({}, [])
 
 
+def test_where_messages_keep_their_names_the_first_one_that_waits_stays() -> None:
+    rows = [left(5), left(6, 500), left(7), left(9, name="b")]
+    expected = ({"a": (5, FAR_MS), "b": (9, FAR_MS)}, [(0, 6, 500), (0, 7, FAR_MS)])
+    assert settle(*rows, keeps=True) == expected
+    cancelled = ids_of([(TOPIC, 0, 5)])
+    assert settle(*rows, cancelled=cancelled, keeps=True) == ({"a": (6, FAR_MS), "b": (9, FAR_MS)}, [(0, 7, FAR_MS)])
+    assert settle(left(5), cancelled=cancelled, keeps=True) == ({}, [])
+
+
+def test_what_is_delivered_keeps_no_name_and_what_waits_in_the_table_does() -> None:
+    assert settle(stored(1, CUTOFF_MS - 1), left(5), left(6), keeps=True) == ({"a": (5, FAR_MS)}, [(0, 6, FAR_MS)])
+    # Its row is older than the one that may be there of the other.
+    expected = ({"a": (1, FAR_MS)}, [(0, 5, FAR_MS)])
+    assert settle(stored(1), left(5), keeps=True) == expected
+    assert settle(stored(1), stored(5, bucket=4), keeps=True) == expected
+    assert settle(stored(1), keeps=True) == ({}, []), "it stands in the table"
+    overdue = ids_of([(TOPIC, 0, 1)])
+    assert settle(stored(1, 500), left(5, 900), overdue=overdue, keeps=True) == ({"a": (1, 900)}, [(0, 5, 900)])
+
+
+def test_of_several_partitions_that_of_the_oldest_batch_keeps_its_name() -> None:
+    rows = [left(1), left(2), stored(50, bucket=3, partition=1)]
+    assert settle(*rows, keeps=True) == ({"a": (50, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, FAR_MS)])
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.booleans(), st.integers(0, 2_000)), max_size=20),
     st.integers(1, 30),
@@ -126,4 +157,4 @@ def test_all_but_one_of_a_name_is_cancelled_or_no_more(
 def _newest(rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return the newest row: that of the last offset in its partition, and of these, that of the last bucket."""
     last = {partition: list(own)[-1] for partition, own in groupby(sorted(rows), key=lambda row: row[2])}
-    return max(last.values(), key=lambda row: (row[6], row[2], row[3]))
+    return max(last.values(), key=lambda row: (row[7], row[2], row[3]))

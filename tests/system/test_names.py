@@ -27,20 +27,21 @@ def command(service: Service, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.thorough
 @pytest.mark.takes(60)
 @pytest.mark.parametrize(
-    "points",
+    ("mode", "points"),
     [
-        ("cancelled", "transaction-committed", "batch-done"),
-        ("state-held", "sealing", "sealed", "handed-over"),
-        ("transaction-open", "transaction-filled", "transaction-ended", "position-read"),
+        ("replace", ("cancelled", "transaction-committed", "batch-done")),
+        ("replace", ("state-held", "sealing", "sealed", "handed-over")),
+        ("replace", ("transaction-open", "transaction-filled", "transaction-ended", "position-read")),
+        ("keep", ("cancelled", "handed-over", "sealed", "batch-done")),
     ],
-    ids=" ".join,
+    ids=str,
 )
-def test_after_kills_the_newest_message_of_each_name_comes_out(
-    application: Application, make_service: MakeService, points: tuple[str, ...]
+def test_after_kills_one_message_of_each_name_comes_out(
+    application: Application, make_service: MakeService, mode: str, points: tuple[str, ...]
 ) -> None:
-    service, ledger = make_service("policies.names=key")
+    service, ledger = make_service("policies.names=key", f"policies.name_mode={mode}")
     ledger.close()
-    load = NamedLoad(application)
+    load = NamedLoad(application, keeps=mode == "keep")
     for seed, point in enumerate(points):
         load.publish_some(120, seed, longest_ms=40_000, names=60)
         service.start(f"{point}=kill", wait=False)

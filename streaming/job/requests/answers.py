@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pyarrow.compute as pc
 from state.cancel import (
     ALWAYS,
     OLD_MS,
+    Ask,
     MessageId,
     Undecided,
     answer,
@@ -45,6 +48,7 @@ def answers_by(
     """
     # Of a replay, too, as many are handed over, whatever the release processes have answered since.
     goes_on = np.asarray(pc.is_valid(asks.column("name"))) & np.asarray(pc.is_valid(asks.column("condition")))
+    goes_on &= ~np.asarray(asks.column("wants_answer").fill_null(False))
     others, messages = asks.filter(pa.array(~goes_on)), asks.filter(pa.array(goes_on))
     return pa.concat_tables(
         [
@@ -55,10 +59,19 @@ def answers_by(
 
 
 def answers_for_nothing(asks: pa.Table) -> pa.Table:
-    """Return the answers to `asks` by a name that no message has: one to a cancel, none to a message."""
-    return answers_of(
-        {ask.id: answer(ask, Reason.NO_SUCH_NAME) if ask.condition is None else None for ask in asks_of(asks)}
-    )
+    """Return the answers to `asks` by a name that no message has: none to a message that wants none."""
+    answers: dict[MessageId, bytes | None] = {}
+    for ask in asks_of(asks):
+        is_message = ask.condition is not None
+        is_answered = not is_message or ask.wants_answer
+        answers[ask.id] = answer(ask, Reason.NO_SUCH_NAME, True if is_message else None) if is_answered else None
+    return answers_of(answers)
+
+
+def answers_for_kept(dropped: Iterable[Ask]) -> pa.Table:
+    """Return the answers to the asks of messages that are `dropped`, with the id of the one that keeps its name."""
+    answers = {ask.id: answer(ask, Reason.NAME_KEPT, False) if ask.wants_answer else None for ask in dropped}
+    return answers_of(answers, {ask.id: ask.asked for ask in dropped if ask.wants_answer})
 
 
 def _answers(
@@ -77,11 +90,13 @@ def _answers(
             own = asks.filter(pa.array((outcomes == outcome) & ~apart & (goes_on == replaces)))
             several.append(_same_answer(own, outcome, undecided._replace(replaces=replaces)))
     single: dict[MessageId, bytes] = {}
+    about: dict[MessageId, MessageId] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
         is_accepted = None if ask.condition is None else ask.id in accepted
         is_refused = outcome == CANCELLED and is_accepted is False
+        about[ask.id] = ask.asked
         single[ask.id] = answer(ask, Reason.ALREADY_CANCELLED if is_refused else _REASONS[outcome], is_accepted)
-    return pa.concat_tables([*several, answers_of(single)])
+    return pa.concat_tables([*several, answers_of(single, about)])
 
 
 def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table:

@@ -7,11 +7,12 @@
 | was cancelled before by a batch, or recalled by a release process | `cancelled`, with what waits and has the same id |
 | is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
 | is older than what the job knows for certain | the release processes answer, and never `too-late` without having it |
+| keeps its name, and a new one has the same | the new one counts as refused; `kept`, to whoever wants an answer |
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic | `unknown` |
 
-An ask by a name is one by an id here (`streaming.job.requests.names`). Nobody waits for an answer if it came with a
-message; then it is passed on only if the message before is handed over, and dropped otherwise.
+An ask by a name is one by an id here (`streaming.job.requests.names`). If it came with a message, mostly nobody wants
+an answer; then it is passed on only if the message before is handed over, and dropped otherwise.
 
 A replacement that is accepted is handed over or sealed like any message. One that is refused counts as cancelled: if
 its batch has sealed it, each window and merge leaves it out.
@@ -24,7 +25,7 @@ have recalled may be more in the replay: an answer may then be another one, but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +36,9 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import (
     ANSWER_SCHEMA,
     NONE_REPLACED,
+    NOTHING,
+    WAITING,
+    Ask,
     MessageId,
     Undecided,
     accepted_replacements,
@@ -44,7 +48,7 @@ from state.cancel import (
 )
 from state.message_ids import Ids, each_of, ids_in, ids_of, united
 from state.names import NAMED_SCHEMA
-from streaming.job.requests.answers import answers_by, answers_for_nothing
+from streaming.job.requests.answers import answers_by, answers_for_kept, answers_for_nothing
 from streaming.job.requests.outcomes import Outcomes
 
 
@@ -80,6 +84,7 @@ class Facts(NamedTuple):
     """What is known of the messages that a batch's asks ask for.
 
     - `outcomes`: what the batch cancels of them, and what was cancelled before
+    - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
     - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
     - `names`: the messages that have names from now on (`NAMED_SCHEMA`)
     - `due_now`: what the batch cancels of that which it would hand over itself (`CANCELLED_SCHEMA`)
@@ -89,6 +94,7 @@ class Facts(NamedTuple):
     """
 
     outcomes: Outcomes
+    dropped: pa.Table
     superseded: pa.Table
     names: pa.Table
     due_now: pa.Table
@@ -108,15 +114,17 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     # As many go on in a replay, whatever is recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set_cancelled(facts.recalled)
-    replacements = Replacements.of(asks, outcomes.cancelled, facts.replaced_before)
+    dropped = asks_of(facts.dropped)
+    replacements = Replacements.of(asks, dropped, outcomes.cancelled, facts.replaced_before)
     outcomes.cancel(replacements.refused)
     outcomes.close(facts.known_from)
     answers = [
         answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
         answers_for_nothing(for_nothing),
+        answers_for_kept(dropped),
     ]
     refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
-    left_out = united([refused, ids_in(facts.due_now), ids_in(facts.superseded)])
+    left_out = united([refused, ids_of(ask.id for ask in dropped), ids_in(facts.due_now), ids_in(facts.superseded)])
     return Decision(pa.concat_tables(answers), outcomes.cancelled, left_out, facts.names, replacements.replaced)
 
 
@@ -134,16 +142,23 @@ class Replacements:
     replaced: Mapping[MessageId, MessageId] = field(default_factory=lambda: NONE_REPLACED)
 
     @staticmethod
-    def of(asks: pa.Table, cancelled: pa.Table, replaced_before: Mapping[MessageId, MessageId]) -> Replacements:
+    def of(
+        asks: pa.Table,
+        dropped: Iterable[Ask],
+        cancelled: pa.Table,
+        replaced_before: Mapping[MessageId, MessageId],
+    ) -> Replacements:
         """Decide the replacements among `asks` (`ASK_SCHEMA`).
 
-        `cancelled` is what the batch cancels (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has
-        replaced.
+        `dropped` are not accepted. `cancelled` is what the batch cancels (`CANCELLED_SCHEMA`), and `replaced_before`
+        what a lost batch has replaced.
         """
-        if asks.column("condition").null_count == asks.num_rows:
+        # They replace nothing.
+        refused_before = [ask._replace(asked=NOTHING, condition=WAITING) for ask in dropped]
+        if not refused_before and asks.column("condition").null_count == asks.num_rows:
             return Replacements()
         taken = each_of(ids_in(cancelled))
-        every = asks_of(asks)
+        every = [*asks_of(asks), *refused_before]
         accepted = accepted_replacements(every, taken, replaced_before)
         # Once, and not for each: all records of a batch may be replacements.
         settled = accepted | taken

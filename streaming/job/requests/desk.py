@@ -205,8 +205,9 @@ class RequestDesk:
         self._open(span)
         # Names become ids.
         has_name = pc.is_valid(every_ask.column("name"))
-        named = look_up(every_ask.filter(has_name), self._stored_ids, span, clock_ms, partial(self._waiting, span))
-        asks = pa.concat_tables([every_ask.filter(pc.invert(has_name)), named.asks])
+        by_id, by_name = every_ask.filter(pc.invert(has_name)), every_ask.filter(has_name)
+        named = look_up(by_name, ids_in(by_id), self._stored_ids, span, clock_ms, partial(self._waiting, span))
+        asks = pa.concat_tables([by_id, named.asks])
         # What is known of each id.
         outcomes = Outcomes(ids_in(asks.filter(pc.greater_equal(asks.column("offset"), 0))), span.ends)
         outcomes.cancel(taken_out)
@@ -216,7 +217,7 @@ class RequestDesk:
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         facts = Facts(
-            outcomes, named.superseded, named.names, due_now, recalled, self._recalled.known_from,
+            outcomes, named.dropped, named.superseded, named.names, due_now, recalled, self._recalled.known_from,
             self._stored_ids.replaced_among(conditional),
         )  # fmt: skip
         # What is decided.
@@ -226,8 +227,8 @@ class RequestDesk:
         undecided = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
         decision = decide(asks, facts, undecided)
         log.info(
-            "batch %d: decides %d asks, and cancels %d messages",
-            span.batch_id, asks.num_rows, decision.cancelled.num_rows,
+            "batch %d: decides %d asks, and cancels %d messages; %d of these since another one keeps its name",
+            span.batch_id, asks.num_rows, decision.cancelled.num_rows, named.dropped.num_rows,
         )  # fmt: skip
         return decision
 

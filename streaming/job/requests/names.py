@@ -1,9 +1,15 @@
-"""Looking names up: which message each ask by a name asks for.
+"""Looking names up: which message each ask by a name asks for, and which messages are dropped.
 
 In the order of their ids, each record with a name asks for the message before it: the last one of its batch, or else
 the one that got the name in an earlier batch, by the table. What comes of that is decided as for any other ask
 (`streaming.job.requests.decision`). A message that another message, or a cancel, of its own batch asks for is never
 handed over.
+
+A message that was accepted by the mode `KEEP` *keeps its name*: as long as it does, later messages of the name are
+dropped and ask for nothing, if their mode is the same. It keeps the name until it is due, or somebody asks for it by
+its name or its id, in whatever way and whatever comes of that: nobody knows what release processes recall at the time
+of a replay, and a message must not be dropped in favour of one that does not come out. From then on it is replaced like
+any other.
 
 A message has its name until it is due, and after an outage until it is handed over: what was to come out meanwhile
 waits in the table, and is cancelled like anything else that waits.
@@ -22,20 +28,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
-from state.cancel import ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
+from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import Ids, each_of, ids_in, ids_of
-from state.names import NAMED_SCHEMA
+from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of
+from state.names import KEEP, NAMED_SCHEMA
 from streaming.job.requests.local_database import table_from
 from streaming.job.requests.stored_ids import StoredIds
 
 
 class Holder(NamedTuple):
-    """The message that got a name last: its id, its due time, and until when its row is of use, both epoch ms."""
+    """The message that got a name last: its id, its due time, and until when its row is of use, both epoch ms.
+
+    And whether it keeps its name.
+    """
 
     id: MessageId
     deliver_at_ms: int
     until_ms: int
+    keeps: bool = False
+
+
+class _Turn(NamedTuple):
+    """What the next record with a name finds: the message that has the name, and whether it keeps it.
+
+    If it is one of the batch, and nobody has asked for it, also its `ask`. `until_ms`: it keeps the name from records
+    that were published by then, epoch ms; None: from all.
+    """
+
+    id: MessageId = NOTHING
+    keeps: bool = False
+    ask: Ask | None = None
+    until_ms: int | None = None
+
+    def keeps_from(self, ask: Ask) -> bool:
+        """Return whether the message of `ask` is dropped in its favour."""
+        if ask.condition != KEEP or not self.keeps:
+            return False
+        return self.until_ms is None or (ask.published_ms or 0) <= self.until_ms
+
+
+_NOBODY = _Turn()
 
 
 @dataclass(frozen=True)
@@ -43,14 +75,17 @@ class LookedUp:
     """The asks by a name of one batch, once the names are known.
 
     - `asks`: with the id that each asks for; `NOTHING` if no message has its name (`ASK_SCHEMA`)
+    - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
     - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
-    - `names`: the messages that have the names from now on, waiting or cancelled by name (`NAMED_SCHEMA`)
+    - `names`: the messages that have the names from now on, waiting or cancelled by name, as far as that is new
+      (`NAMED_SCHEMA`)
     - `held`: messages of earlier batches that are sealed and wait, unless they were cancelled (`CANCELLED_SCHEMA`).
       What has a name is never in a mutable bucket.
     - `handed_over`: those that are handed over (`CANCELLED_SCHEMA`)
     """
 
     asks: pa.Table
+    dropped: pa.Table
     superseded: pa.Table
     names: pa.Table
     held: pa.Table
@@ -59,6 +94,7 @@ class LookedUp:
 
 def look_up(
     asks: pa.Table,
+    by_id: Ids,
     stored: StoredIds,
     span: BatchSpan,
     clock_ms: int,
@@ -68,6 +104,7 @@ def look_up(
 
     Args:
         asks: the asks by a name (`ASK_SCHEMA`).
+        by_id: the messages that the batch is asked for by their ids.
         stored: the rows of earlier batches.
         span: the batch.
         clock_ms: its clock, epoch ms.
@@ -79,16 +116,14 @@ def look_up(
     # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch hands them over.
     may_be_left = not span.batch_id
     rows = stored.named_among(asks.column("name").to_pylist(), 0 if may_be_left else free_ms)
-    known = {
-        name: Holder((topic, partition, offset), deliver_at_ms, until_ms)
-        for name, topic, partition, offset, deliver_at_ms, until_ms in zip(
-            *(column.to_pylist() for column in rows.columns), strict=True
-        )
-    }
+    known = _holders(rows)
     early = ids_of(holder.id for holder in known.values() if may_be_left and holder.deliver_at_ms < free_ms)
-    found = in_turn(asks, known, previous_ms, free_ms, each_of(ids_in(waiting(early))) if early else ())
+    found = in_turn(asks, known, previous_ms, free_ms, each_of(ids_in(waiting(early))) if early else (), by_id)
+    # Of the names that are not asked for, those whose messages are.
+    others = (each for each in _holders(stored.keeping_among(by_id)).items() if each[0] not in known)
+    names = pa.concat_tables([found.names, _rows_of(dict(others))])
     # Batches to come ask for what is due from here on (`useful_from_ms`).
-    return replace(found, names=found.names.filter(pc.field("until_ms") >= useful_from_ms(span, clock_ms)))
+    return replace(found, names=names.filter(pc.field("until_ms") >= useful_from_ms(span, clock_ms)))
 
 
 def useful_from_ms(span: BatchSpan, clock_ms: int) -> int:
@@ -105,35 +140,49 @@ def in_turn(
     previous_ms: int,
     free_ms: int,
     overdue: Collection[MessageId] = (),
+    by_id: Ids = NO_IDS,
 ) -> LookedUp:
     """Return what each of `asks` asks for.
 
     `known` are the messages of earlier batches, by name. What is due before `free_ms` is delivered, or about to be, and
     its name is free, unless the message is one of `overdue`. What is due before `previous_ms` is handed over. Both are
-    epoch ms.
+    epoch ms. The messages `by_id`, which the batch is asked for by their ids, do not keep their names.
     """
-    # By name: the message that has it, and that message's ask as long as it is one of the batch and waits.
-    holders: dict[bytes, tuple[MessageId, Ask | None]] = {}
+    turns: dict[bytes, _Turn] = {}
     # Also if a cancel has taken it: who cancels again, in a later batch, gets the same answer.
     newest: dict[bytes, Ask] = {}
     for name, holder in known.items():
-        has_name = holder.deliver_at_ms >= free_ms or holder.id in overdue
-        holders[name] = (holder.id if has_name else NOTHING), None
+        waits = holder.deliver_at_ms >= previous_ms or holder.id in overdue
+        if waits or holder.deliver_at_ms >= free_ms:
+            keeps = holder.keeps and not has_id(by_id, holder.id)
+            turns[name] = _Turn(holder.id, keeps, until_ms=None if waits else holder.deliver_at_ms)
     asked: list[Ask] = []
+    dropped: list[Ask] = []
     superseded: list[Ask] = []
     for ask in sorted(asks_of(asks), key=lambda ask: ask.id):
         assert ask.name is not None
-        holder_id, waiting = holders.get(ask.name, (NOTHING, None))
-        if holder_id == ask.id:
+        turn = turns.get(ask.name, _NOBODY)
+        if turn.id == ask.id:
             # Another message, of an input topic that was created again: what cancels one would cancel both.
-            holder_id = NOTHING
-        asked.append(ask._replace(asked=holder_id))
-        if waiting is not None:
-            superseded.append(waiting)
-        holders[ask.name] = (holder_id, None) if ask.deliver_at_ms is None else (ask.id, ask)
-        if ask.deliver_at_ms is not None:
+            turn = _NOBODY
+        if turn.keeps_from(ask):
+            dropped.append(ask._replace(asked=turn.id))
+            continue
+        asked.append(ask._replace(asked=turn.id, condition=ask.condition and ALWAYS))
+        if turn.ask is not None:
+            superseded.append(turn.ask)
+        if ask.deliver_at_ms is None:
+            turns[ask.name] = _Turn(turn.id)
+        else:
+            turns[ask.name] = _Turn(ask.id, ask.condition == KEEP and not has_id(by_id, ask.id), ask)
             newest[ask.name] = ask
-    given = [_row(ask, known.get(name)) for name, ask in newest.items()]
+    given = [_row(ask, known.get(name), turns[name].keeps) for name, ask in newest.items()]
+    # Later batches must know that these do not keep their names any more.
+    lost = {
+        name: holder
+        for name, holder in known.items()
+        if holder.keeps and name in turns.keys() - newest.keys() and not turns[name].keeps
+    }
     held, handed_over = (
         table_from(
             [
@@ -145,10 +194,23 @@ def in_turn(
         )
         for waits in (True, False)
     )
-    return LookedUp(_ask_table(asked), _messages(superseded), table_from(given, NAMED_SCHEMA), held, handed_over)
+    names = pa.concat_tables([table_from(given, NAMED_SCHEMA), _rows_of(lost)])
+    return LookedUp(_ask_table(asked), _ask_table(dropped), _messages(superseded), names, held, handed_over)
 
 
-def _row(ask: Ask, before: Holder | None) -> tuple[bytes, str, int, int, int, int]:
+def _holders(names: pa.Table) -> dict[bytes, Holder]:
+    """Return the messages of `names` (`NAMED_SCHEMA`), by name."""
+    rows = zip(*(column.to_pylist() for column in names.columns), strict=True)
+    return {name: Holder((topic, partition, offset), *terms) for name, topic, partition, offset, *terms in rows}
+
+
+def _rows_of(holders: Mapping[bytes, Holder]) -> pa.Table:
+    """Return the rows of `NAMED_SCHEMA` that say of `holders` that they do not keep their names."""
+    rows = [(name, *each.id, each.deliver_at_ms, each.until_ms, False) for name, each in holders.items()]
+    return table_from(rows, NAMED_SCHEMA)
+
+
+def _row(ask: Ask, before: Holder | None, keeps: bool) -> tuple[bytes, str, int, int, int, int, bool]:
     """Return the row of `NAMED_SCHEMA` for the message of `ask`.
 
     It is of use as long as that of the message before, which would be found in its place.
@@ -156,11 +218,11 @@ def _row(ask: Ask, before: Holder | None) -> tuple[bytes, str, int, int, int, in
     assert ask.name is not None
     assert ask.deliver_at_ms is not None
     until_ms = ask.deliver_at_ms if before is None else max(ask.deliver_at_ms, before.until_ms)
-    return ask.name, *ask.id, ask.deliver_at_ms, until_ms
+    return ask.name, *ask.id, ask.deliver_at_ms, until_ms, keeps
 
 
 def _ask_table(asks: Iterable[Ask]) -> pa.Table:
-    rows = [(*ask.asked, *ask.id, ask.condition, ask.deliver_at_ms, ask.name) for ask in asks]
+    rows = [(*ask.asked, *ask.id, *ask[2:]) for ask in asks]
     return table_from(rows, ASK_SCHEMA)
 
 

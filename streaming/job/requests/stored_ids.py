@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,26 +22,32 @@ from state.checkpoint.origin import Offsets
 from state.message_ids import ID, Ids, parse_id
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.id_runs import IdRuns
-from streaming.job.requests.local_database import as_tuples, local_database
+from streaming.job.requests.local_database import as_tuples, local_database, table_from
 
 _TABLES = """
     CREATE TABLE replaced (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER, replacement BLOB,
         bucket INTEGER, PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
     CREATE TABLE named (name BLOB PRIMARY KEY, topic TEXT, partition INTEGER, offset INTEGER, deliver_at_ms INTEGER,
-        until_ms INTEGER, bucket INTEGER) WITHOUT ROWID;
+        until_ms INTEGER, keeps INTEGER, bucket INTEGER) WITHOUT ROWID;
+    CREATE INDEX keeping ON named (topic, partition, offset) WHERE keeps;
 """
 # Each time that an id is cancelled it may be another message's, of a topic that was made anew.
 _ADD_REPLACED = "INSERT OR REPLACE INTO replaced VALUES (?, ?, ?, ?, ?, ?)"
 # Of several messages that got a name, the newest has it.
 _ADD_NAMED = """
-    INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
+    INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
         topic = excluded.topic, partition = excluded.partition, offset = excluded.offset,
-        deliver_at_ms = excluded.deliver_at_ms, until_ms = excluded.until_ms, bucket = excluded.bucket
+        deliver_at_ms = excluded.deliver_at_ms, until_ms = excluded.until_ms, keeps = excluded.keeps,
+        bucket = excluded.bucket
     WHERE (excluded.bucket, excluded.partition, excluded.offset) > (bucket, partition, offset)
 """
 _ASK_REPLACED = "SELECT replacement, bucket FROM replaced WHERE topic = ? AND partition = ? AND offset = ?"
 _ASK_NAMED = """
-    SELECT name, topic, partition, offset, deliver_at_ms, until_ms FROM named WHERE name = ? AND until_ms >= ?
+    SELECT name, topic, partition, offset, deliver_at_ms, until_ms, keeps FROM named WHERE name = ? AND until_ms >= ?
+"""
+_ASK_KEEPING = """
+    SELECT name, topic, partition, offset, deliver_at_ms, until_ms, keeps FROM named
+    WHERE keeps AND topic = ? AND partition = ? AND offset = ?
 """
 _FORGET_REPLACED = "DELETE FROM replaced WHERE topic = ? AND partition = ? AND offset < ? AND max_deliver_at_ms < ?"
 _DUE = "deliver_at_ms"
@@ -54,6 +61,8 @@ class StoredIds:
         self._store = store
         self._ids: sqlite3.Connection | None = None
         self._cancelled = IdRuns()
+        # The topics of messages that keep their names, or did.
+        self._keeping: set[str] = set()
 
     def open(self, before_bucket: int, starts: Offsets) -> None:
         """Read what batches before that of `before_bucket` have stored, unless it is read already.
@@ -67,8 +76,8 @@ class StoredIds:
         for table in self._store.ids_before(IdRows.CANCELLED, before_bucket):
             self._add_cancelled(table)
         for table in self._store.ids_before(IdRows.NAMED, before_bucket):
-            rows = as_tuples(table.select(["name", *ID, _DUE, "max_deliver_at_ms", "bucket"]))
-            self._ids.executemany(_ADD_NAMED, (row for row in rows if not _is_read_again(row, starts)))
+            names = table.select(["name", *ID, _DUE, "max_deliver_at_ms", "keeps", "bucket"])
+            self._add_names(names, (row for row in as_tuples(names) if not _is_read_again(row, starts)))
 
     def add(
         self,
@@ -82,7 +91,12 @@ class StoredIds:
             ids = cancelled.rename_columns([*ID, _DUE, "max_deliver_at_ms"])
             ids = ids.append_column("name", replacement_texts(cancelled, replaced))
             self._add_cancelled(ids.append_column("bucket", pa.array([bucket] * ids.num_rows, pa.int64())))
-            self._ids.executemany(_ADD_NAMED, ((*row, bucket) for row in as_tuples(names)))
+            self._add_names(names, ((*row, bucket) for row in as_tuples(names)))
+
+    def _add_names(self, names: pa.Table, rows: Iterable[tuple[object, ...]]) -> None:
+        assert self._ids is not None
+        self._keeping.update(names.filter(names.column("keeps")).column("topic").unique().to_pylist())
+        self._ids.executemany(_ADD_NAMED, rows)
 
     def _add_cancelled(self, ids: pa.Table) -> None:
         assert self._ids is not None
@@ -114,9 +128,13 @@ class StoredIds:
         Rows that are of no use since `from_ms` (epoch ms) are left out.
         """
         assert self._ids is not None
-        found = (self._ids.execute(_ASK_NAMED, (name, from_ms)).fetchone() for name in set(names))
-        rows = [dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in found if row is not None]
-        return pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
+        return _names(self._ids.execute(_ASK_NAMED, (name, from_ms)).fetchone() for name in set(names))
+
+    def keeping_among(self, ids: Ids) -> pa.Table:
+        """Return which messages among `ids` keep their names, as a table of `NAMED_SCHEMA`."""
+        assert self._ids is not None
+        own = ((*source, offset) for source, offsets in ids.items() if source[0] in self._keeping for offset in offsets)
+        return _names(self._ids.execute(_ASK_KEEPING, (*source, int(offset))).fetchone() for *source, offset in own)
 
     def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
         """Forget what is of no use any more since `before_ms`, epoch ms: names, and cancelled ids.
@@ -133,7 +151,12 @@ class StoredIds:
         """Close the file. What asks next reads the table again."""
         if self._ids is not None:
             self._ids.close()
-            self._ids, self._cancelled = None, IdRuns()
+            self._ids, self._cancelled, self._keeping = None, IdRuns(), set()
+
+
+def _names(found: Iterable[tuple[Any, ...] | None]) -> pa.Table:
+    rows = ((*terms, bool(keeps)) for *terms, keeps in filter(None, found))
+    return table_from(rows, NAMED_SCHEMA)
 
 
 def _is_read_again(row: tuple[object, ...], starts: Mapping[str, Mapping[str, int]]) -> bool:

@@ -67,7 +67,8 @@ def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:
         ("scheduler-topic", TOPIC.encode()),
     ]
     assert message["headers"] == headers(("trace", b"7"), *ETF1, *added)
-    assert ask == Ask((TOPIC, 0, 1), ("", -1, -1), ALWAYS, DUE_S * 1_000, named(TOPIC, b"schedule 1"))
+    name = named(TOPIC, b"schedule 1")
+    assert ask == Ask((TOPIC, 0, 1), ("", -1, -1), ALWAYS, DUE_S * 1_000, name, WRITTEN_MS, wants_answer=False)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ from sources.intake.accept import accept
 from sources.intake.presets import presets_named
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
-from state.names import CANCEL_NAME_HEADER, FROM_HEADER, NAME_HEADER
+from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, FROM_HEADER, NAME_HEADER
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
 RESULTS, EXPIRY_HEADER = "delayline-results", "ce_expirytime"
 DELAYS = ["deliver-at", "deliver-after", "delay-level"]
-REQUESTS = [CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER, CANCEL_NAME_HEADER]
+REQUESTS = [
+    CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER, CANCEL_NAME_HEADER, ANSWER_HEADER,
+]  # fmt: skip
 SCHEDULES = [header.name for preset in presets_named(PRESETS) for header in preset.schedule]
 TARGETS = [preset.target for preset in presets_named(PRESETS) if preset.target]
 OTHERS = [

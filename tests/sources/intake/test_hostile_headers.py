@@ -17,7 +17,7 @@ from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLA
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import DEAD_LETTER, REQUEST, kinds_of, requests_in
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
-from state.names import CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, NAME_HEADER, OFF
+from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, KEEP, NAME_HEADER, OFF, REPLACE
 from state.stub import STUB_HEADER
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -38,14 +38,14 @@ def _names_of(preset: Preset) -> list[str]:
 _KNOWN = [
     "deliver-at", "deliver-after", "delay-level", "deliver-to", EXPIRY_HEADER,
     CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER, CANCEL_NAME_HEADER,
-    ID_HEADER, DELIVER_AT_HEADER, STUB_HEADER,
+    ANSWER_HEADER, ID_HEADER, DELIVER_AT_HEADER, STUB_HEADER,
     *(name for preset in presets_named(PRESETS) for name in _names_of(preset)),
 ]  # fmt: skip
 _PLAIN = [
     None, b"", b"0", b"7", b"-7", b'"7"', b"1.", b"cancel", b"schedule", b"waiting", b"always", b"a name", b"\xff\xfe",
     b"@at 2026-12-24T18:00:00Z", b"%d" % CLOCK_MS, b"%d" % (CLOCK_MS // 1000), b"2026-12-24T18:00:00Z", b"PT1H",
     b"1h30m", b"orders", b"delayline-in", b"delayline-in/0/3", b"third/1/99999", b"x/0/1", b"\0\0\0\0\0\0\0\x05",
-    CLOCK_MS.to_bytes(6),
+    CLOCK_MS.to_bytes(6), b"true",
 ]  # fmt: skip
 # What a pattern might search again and again, or a number grow with.
 _LONG = [
@@ -95,6 +95,7 @@ _POLICIES = st.builds(
     clamps=st.booleans(),
     expiry_header=st.sampled_from(["", EXPIRY_HEADER]),
     names=st.sampled_from([OFF, FROM_HEADER, FROM_KEY]),
+    name_mode=st.sampled_from([REPLACE, KEEP]),
 )
 _PRESETS = st.dictionaries(
     st.sampled_from(INPUTS), st.lists(st.sampled_from(PRESETS), min_size=1, max_size=7, unique=True).map(tuple)

@@ -9,7 +9,7 @@ import pytest
 from sources.intake.accept import accept
 from state.cancel import ALWAYS, NOTHING, Ask, asks_of
 from state.checkpoint.batch_settings import DelayPolicy
-from state.names import named
+from state.names import KEEP, named
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
@@ -17,12 +17,15 @@ WRITTEN_MS = CLOCK_MS - 1_000
 TOPIC, RESULTS = "delayline-in", "delayline-results"
 WITH_RESULTS = PARTITIONS | {RESULTS: 3}
 NAME, DELAY = ("delayline-name", b"order 7"), ("deliver-after", b"5s")
+WANTS_ANSWER = ("delayline-answer", b"true")
 
 
-def accepted(*rows: dict[str, Any], names: str = "header", **changes: Any) -> tuple[list[dict[str, Any]], list[Ask]]:
+def accepted(
+    *rows: dict[str, Any], names: str = "header", mode: str = "replace", **changes: Any
+) -> tuple[list[dict[str, Any]], list[Ask]]:
     """Return the messages that `rows` become, and the asks among them."""
     table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
-    own = {"policies": {TOPIC: DelayPolicy(names=names)}} | changes
+    own = {"policies": {TOPIC: DelayPolicy(names=names, name_mode=mode)}} | changes
     found = accept(table, some_batch_settings(partitions=WITH_RESULTS, **own), CLOCK_MS)
     return found.messages.to_pylist(), asks_of(found.asks)
 
@@ -34,7 +37,59 @@ def test_a_message_with_a_name_is_itself_and_an_ask_for_what_has_the_name() -> N
     assert (message["key"], message["value"], message["headers"]) == (b"k", b"new", given)
     assert (message["output_topic"], message["deliver_at_ms"]) == ("delayline-out", WRITTEN_MS + 5_000)
     assert (ask["output_topic"], ask["key"], ask["deliver_at_ms"]) == (RESULTS, b"order 7", WRITTEN_MS)
-    assert found == Ask((TOPIC, 0, 1), NOTHING, ALWAYS, WRITTEN_MS + 5_000, named(TOPIC, b"order 7"))
+    name = named(TOPIC, b"order 7")
+    assert found == Ask((TOPIC, 0, 1), NOTHING, ALWAYS, WRITTEN_MS + 5_000, name, WRITTEN_MS, wants_answer=False)
+
+
+def test_the_policy_says_whether_a_message_keeps_its_name_on_each_topic() -> None:
+    keeping = {"other": DelayPolicy(names="header", name_mode=KEEP)}
+    rows = [{"topic": topic, "headers": headers(NAME)} for topic in ("other", TOPIC, "other")]
+    _, asks = accepted(*rows, policies=keeping, policy=DelayPolicy(names="header"))
+    assert [(ask.id, ask.condition) for ask in asks] == [
+        (("other", 0, 0), KEEP), ((TOPIC, 0, 1), ALWAYS), (("other", 0, 2), KEEP),
+    ]  # fmt: skip
+
+
+def test_who_wants_an_answer_says_so_in_a_header_that_is_not_delivered() -> None:
+    given, plain = headers(NAME, WANTS_ANSWER, ("x", b"1")), headers(NAME)
+    rows: list[dict[str, Any]] = [
+        {"headers": plain},
+        {"headers": given},
+        {"headers": headers(WANTS_ANSWER), "key": b"k"},
+    ]
+    for mode in ("replace", "keep"):
+        messages, asks = accepted(*rows, names="key", mode=mode)
+        assert [message["headers"] for message in messages[:3]] == [plain, headers(NAME, ("x", b"1")), []]
+        assert [request["headers"] for request in messages[3:]] == [row["headers"] for row in rows]
+        assert [ask.wants_answer for ask in asks] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [WANTS_ANSWER],
+        [NAME, WANTS_ANSWER, WANTS_ANSWER],
+        [NAME, ("delayline-answer", None)],
+        [NAME, ("delayline-answer", b"")],
+        [NAME, ("delayline-answer", b"True")],
+        [NAME, ("delayline-answer", b"false")],
+        [NAME, ("delayline-answer", b"\xff")],
+        [NAME, ("delayline-answer", b"true" * 10_000)],
+        [WANTS_ANSWER, ("delayline-replaces", b"in/0/7")],
+    ],
+    ids=["no name", "two", "null", "empty", "case", "false", "no text", "long", "replaces"],
+)  # fmt: skip
+def test_whoever_wants_an_answer_wrongly_is_refused(bad: Any) -> None:
+    given = headers(*bad)
+    (message, good, _), asks = accepted({"headers": given, "value": b"v"}, {"headers": headers(NAME)})
+    assert (message["error_code"], message["headers"], message["value"]) == ("bad-name", given, b"v")
+    assert (good["error_code"], [ask.id[2] for ask in asks]) == (None, [1])
+
+
+def test_a_json_string_is_a_wish_for_an_answer() -> None:
+    # As Spring's header mapper writes it.
+    _, (ask,) = accepted({"headers": headers(NAME, ("delayline-answer", b'"true"'))})
+    assert ask.wants_answer
 
 
 def test_the_policy_says_where_names_come_from() -> None:

@@ -94,12 +94,15 @@ def test_a_topics_policies_go_over_those_of_all_topics() -> None:
     settings = load_settings(
         None,
         ["topics.input=a,b.c", "policies.default_delay=1m", "policies.max_delay=1h",
-         "policies.b.c.default_delay=2m", "policies.b.c.over_max_delay=clamp"],
+         "policies.b.c.default_delay=2m", "policies.b.c.over_max_delay=clamp", "policies.b.c.name_mode=keep"],
         {},
     )  # fmt: skip
     batch_settings = batch_settings_from(settings, PARTITIONS, (7, 1), CheckpointOrigin("c", 1, 2))
     assert batch_settings.policy == DelayPolicy(default_ms=MINUTE, most_ms=HOUR, names="off")
-    assert batch_settings.policies == {"b.c": DelayPolicy(2 * MINUTE, None, HOUR, clamps=True, names="off")}
+    assert batch_settings.policies == {
+        "b.c": DelayPolicy(2 * MINUTE, None, HOUR, clamps=True, names="off", name_mode="keep")
+    }
+    assert [batch_settings.keeps_names(topic) for topic in ("a", "b.c")] == [False, True]
     rows = [{"topic": topic, "timestamp_ms": WRITTEN_MS} for topic in ("a", "b.c", "a")]
     due_ms = accept(records(rows), batch_settings, CLOCK_MS).messages.column("deliver_at_ms").to_pylist()
     assert due_ms == [WRITTEN_MS + MINUTE, WRITTEN_MS + 2 * MINUTE, WRITTEN_MS + MINUTE]

@@ -142,7 +142,7 @@ def test_ids_that_were_passed_take_no_memory_however_few_messages_there_are() ->
                 "bucket": np.zeros(ids_in_a_chunk, np.int64), "deliver_at_ms": offsets,
                 "max_deliver_at_ms": offsets + 10, "topic": pa.array([TOPIC] * ids_in_a_chunk),
                 "partition": np.zeros(ids_in_a_chunk, np.int32), "offset": offsets,
-                "name": pa.nulls(ids_in_a_chunk, pa.binary()),
+                "name": pa.nulls(ids_in_a_chunk, pa.binary()), "keeps": pa.nulls(ids_in_a_chunk, pa.bool_()),
             }  # fmt: skip
             rows = list(keyed_rows(pa.table(columns).cast(ID_ROW_SCHEMA), True))
             rows += list(keyed_rows(messages([{"offset": first + 1, "deliver_at_ms": first + 2}]), False))

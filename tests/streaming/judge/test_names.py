@@ -88,3 +88,39 @@ def test_what_waited_does_not_come_out_however_long_it_was_due_when_the_next_of_
 def test_each_fault_is_found(outs: list[Received], answers: list[Received], problem: str) -> None:
     problems = name_problems(GIVEN, outs, answers, 5 * SECOND)
     assert any(problem in each for each in problems), problems
+
+
+# The first waits and keeps the name; the third follows a cancel of it, and the fourth is dropped for that.
+KEPT = records((0, 60), (10, 70), (20, None), (30, 90), (40, 50))
+KEPT_ANSWERS = [answer(2, 0, "cancelled"), answer(4, 3, "kept")]
+
+
+def test_a_right_run_where_messages_keep_their_names_has_no_problem() -> None:
+    assert name_problems(KEPT, [out(3, 90 * SECOND)], KEPT_ANSWERS, 5 * SECOND, keeps=True) == []
+    # The first came out before the second was published, or about then.
+    both = [out(0, 12 * SECOND), out(1, 70 * SECOND)]
+    for published in (10, 13):
+        assert name_problems(records((0, 12), (published, 70)), both, [], 5 * SECOND, keeps=True) == []
+    assert name_problems(records((0, 12), (10, 70)), both[:1], [], 5 * SECOND, keeps=True) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "outs", "answers", "problem"),
+    [
+        (KEPT, [], KEPT_ANSWERS, "in/0/3 did not come out, and no message before it kept a"),
+        (KEPT, [out(3, 90 * SECOND), out(4, 50 * SECOND)], KEPT_ANSWERS[:1], "in/0/4 came out, although in/0/3 kept a"),
+        (KEPT, [out(3, 90 * SECOND), out(4, 50 * SECOND)], KEPT_ANSWERS, "in/0/4 came out, and was answered to be"),
+        (records((0, 12), (13, 70)), [out(0, 12 * SECOND)], [], "in/0/1 did not come out, and no message before it"),
+        (
+            records((0, 60), (10, None), (30, 90)),
+            [],
+            [answer(1, 0, "cancelled")],
+            "in/0/2 did not come out, and no message before it",
+        ),
+    ],
+)
+def test_each_fault_is_found_where_messages_keep_their_names(
+    given: list[Named], outs: list[Received], answers: list[Received], problem: str
+) -> None:
+    problems = name_problems(given, outs, answers, 5 * SECOND, keeps=True)
+    assert any(problem in each for each in problems), problems

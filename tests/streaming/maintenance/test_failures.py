@@ -115,7 +115,8 @@ def _handed_over(table: Table, catalog: SegmentCatalog, maintenance: Maintenance
 def _names_to_join(table: Table, catalog: SegmentCatalog, maintenance: Maintenance) -> None:
     for number in range(FAN_IN):
         row = {"name": b"name", "topic": "in", "partition": 0, "offset": number, "from_ms": 2**50, "until_ms": 2**50}
-        names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row.values(), strict=True))], schema=NAMED_SCHEMA)
+        terms = (*row.values(), False)
+        names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, terms, strict=True))], schema=NAMED_SCHEMA)
         table.store.append(table.store.spark.createDataFrame(name_rows(names, number)), "checkpoint", number)
         maintenance.stored(IdRows.NAMED, number, 1)
 

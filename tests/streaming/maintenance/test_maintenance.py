@@ -316,7 +316,7 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
     maintenance = maintenance_of(table, SegmentCatalog())
     for number in range(FAN_IN):
         given = [(b"shared", waits), (b"own %d" % number, long_ago)]
-        rows = [(name, "in", 0, 10 * number + at, due, due) for at, (name, due) in enumerate(given)]
+        rows = [(name, "in", 0, 10 * number + at, due, due, False) for at, (name, due) in enumerate(given)]
         columns = zip(zip(*rows, strict=True), NAMED_SCHEMA, strict=True)
         names = pa.table([pa.array(column, field.type) for column, field in columns], schema=NAMED_SCHEMA)
         named = name_rows(names, number)

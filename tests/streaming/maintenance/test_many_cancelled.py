@@ -43,7 +43,7 @@ def cancel_many(store: BucketTable, count: int) -> int:
                 "bucket": np.full(len(offsets), CANCELLED_IN), "deliver_at_ms": dues_ms,
                 "max_deliver_at_ms": dues_ms + SLOT_MS, "topic": pa.array([RECORD["topic"]] * len(offsets)),
                 "partition": np.zeros(len(offsets), np.int32), "offset": offsets,
-                "name": pa.nulls(len(offsets), pa.binary()),
+                "name": pa.nulls(len(offsets), pa.binary()), "keeps": pa.nulls(len(offsets), pa.bool_()),
             }  # fmt: skip
             ids = pa.table(columns).cast(ID_ROW_SCHEMA).combine_chunks()
             yield from packed_ids(IdRows.CANCELLED, CANCELLED_IN)(ids.to_batches())

@@ -177,7 +177,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
     dues = {19: CUTOFF_MS - 1, 20: FAR_MS, 21: FAR_MS}
     seal_messages(store, 3, [{"offset": at, "deliver_at_ms": due} for at, due in dues.items()], SETTINGS)
     rows = [
-        (named(TOPIC, own), TOPIC, 0, at, due, due)
+        (named(TOPIC, own), TOPIC, 0, at, due, due, False)
         for own, (at, due) in zip((b"d", b"a", b"b"), dues.items(), strict=True)
     ]
     names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in rows], NAMED_SCHEMA)
@@ -192,7 +192,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
         store.spark.createDataFrame(pa.Table.from_batches(left_rows(table, 1), LEFT_SCHEMA))
         for table in (accepted, overdue)
     )
-    ids = names_of(store, holding, origin, {}, ids_left(behind))
+    ids = names_of(store, holding, origin, {}, ids_left(behind), SETTINGS.keeps_names)
     assert seal_rest(store, left.union(behind), origin, "checkpoint-rest-of-input", SETTINGS, ids) == 5
     stored = pa.concat_tables(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS)).sort_by("offset")
     assert [stored.column(name).to_pylist() for name in ("offset", "deliver_at_ms", "bucket")] == [
@@ -208,13 +208,13 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
 def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> None:
     # The message that waits lost its name to one that is handed over, after the table was backed up.
     seal_messages(store, 3, [{"offset": 9, "deliver_at_ms": FAR_MS}], SETTINGS)
-    row = (named(TOPIC, b"a"), TOPIC, 0, 9, FAR_MS, FAR_MS)
+    row = (named(TOPIC, b"a"), TOPIC, 0, 9, FAR_MS, FAR_MS, False)
     names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True))], NAMED_SCHEMA)
     store.append(store.spark.createDataFrame(name_rows(names, 4)), "checkpoint", 4)
     batches = rest_of().names(LEFT_IN)(iter(records([record(22, "a", CLOCK_MS)]).to_batches()))
     holding = store.spark.createDataFrame(pa.Table.from_batches(batches, HOLDER_SCHEMA))
     nothing = store.spark.createDataFrame([], from_arrow_schema(LEFT_SCHEMA))
     origin = replace(ORIGIN, offsets={TOPIC: {"0": 30}})
-    ids = names_of(store, holding, origin, {}, {})
+    ids = names_of(store, holding, origin, {}, {}, SETTINGS.keeps_names)
     assert seal_rest(store, nothing, origin, "checkpoint-rest-of-input", SETTINGS, ids) == 0
     assert cancelled_in(store)[TOPIC, 0] == [9]

@@ -1,7 +1,8 @@
-"""Names: of the messages of one, the newest comes out, and a cancel by it is answered."""
+"""Names: of the messages of one, the newest or the first comes out, and a cancel by it is answered."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 
@@ -31,6 +32,43 @@ def test_the_newest_message_of_each_name_comes_out(application: Application, mak
     job.run_until(publish)
     load.close()
     assert load.replaced()
+
+
+@pytest.mark.takes(50)
+def test_the_first_message_of_each_name_comes_out_and_what_follows_a_cancel(
+    application: Application, make_job: MakeJob
+) -> None:
+    job, ledger = make_job("policies.names=key", "policies.name_mode=keep", "clock.horizon=15s")
+    ledger.close()
+    load = NamedLoad(application, keeps=True, slack_ms=8_000)
+    wants_answer: list[tuple[str, str | bytes | None]] = [("delayline-answer", b"true")]
+
+    def publish() -> None:
+        # The first batch hands nothing over.
+        load.publish("first", 0)
+        assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
+        for number in range(20):
+            # Handed over at once; sealed.
+            load.publish(f"near{number}", 14_000)
+            load.publish(f"far{number}", 26_000)
+        accept_all(load, application)
+        for number in range(20):
+            for name in (f"near{number}", f"far{number}"):
+                load.publish(name, 2_000, headers=wants_answer if number % 2 else ())
+        accept_all(load, application)
+        for number in range(10):
+            load.publish(f"near{number}", None)
+            load.publish(f"far{number}", None)
+        accept_all(load, application)
+        for number in range(10):
+            load.publish(f"near{number}", 1_000)
+            load.publish(f"far{number}", 1_000)
+        load.verify(90)
+
+    job.run_until(publish)
+    load.close()
+    dropped = [json.loads(answer.value or b"{}") for answer in load.answers]
+    assert {answer["reason"] for answer in dropped if answer["result"] == "kept"} == {"name-kept"}
 
 
 def accept_all(load: NamedLoad, application: Application) -> None:

@@ -17,6 +17,9 @@ class Record(NamedTuple):
     - `asked`: the message that it cancels or replaces by its id
     - `condition`: of what replaces another by its id: "waiting" or "always"
     - `name`: of the message; or the one whose message it cancels
+    - `keeps`: whether its input topic keeps the first message of a name, and does not replace it
+    - `published_ms`: when it was published. Epoch ms
+    - `wants_answer`: whether a message with a name asks for an answer
     """
 
     id: MessageId
@@ -25,6 +28,9 @@ class Record(NamedTuple):
     asked: MessageId | None = None
     condition: str | None = None
     name: str | None = None
+    keeps: bool = False
+    published_ms: int = 0
+    wants_answer: bool = False
 
     @property
     def asks(self) -> bool:
@@ -44,6 +50,14 @@ class Answer(NamedTuple):
     accepted: bool | None = None
 
 
+class Holder(NamedTuple):
+    """The message that has a name, its due time, and whether it keeps the name: later messages of it are dropped."""
+
+    id: MessageId
+    due_ms: int
+    keeps: bool
+
+
 @dataclass
 class Model:
     """All messages, each in one place, and what the names stand for.
@@ -57,7 +71,7 @@ class Model:
     out: set[MessageId] = field(default_factory=set)
     cancelled: set[MessageId] = field(default_factory=set)
     recalled: set[MessageId] = field(default_factory=set)
-    names: dict[str, tuple[MessageId, int]] = field(default_factory=dict)
+    names: dict[str, Holder] = field(default_factory=dict)
 
     def release(self, now_ms: int) -> None:
         """Let come out what is handed over and due by `now_ms`."""
@@ -71,14 +85,14 @@ class Model:
     ) -> dict[MessageId, Answer]:
         """Take in a batch, and return the answer to each of its asks that is for sure to have one.
 
-        Of a message that takes a name over, that is one about a message which is handed over. `read` are all messages
-        that the job has read with this batch.
+        A message with a name has one if it asks for it, or if it takes the name over from a message which is handed
+        over. `read` are all messages that the job has read with this batch.
         """
         in_order = sorted(records, key=lambda record: record.id)
         self.out |= {record.id for record in in_order if record.is_bad}
         messages = {record.id: record for record in in_order if record.due_ms is not None and not record.is_bad}
         self.waiting |= {each: record.due_ms or 0 for each, record in messages.items()}
-        asked = self._asked(in_order, min(clock_ms, previous_ms))
+        asked, dropped = self._asked(in_order, clock_ms, previous_ms)
         # All of them at once: the first ask for each has cancelled it.
         first: dict[MessageId, MessageId] = {}
         for ask, about in asked.items():
@@ -88,18 +102,22 @@ class Model:
         for about in first:
             del self.waiting[about]
             self.cancelled.add(about)
-        accepted = self._accepted(messages, first)
+        accepted = self._accepted(messages, first, dropped)
         for each, record in messages.items():
-            if record.condition is not None and each not in accepted:
+            if each in dropped or (record.condition is not None and each not in accepted):
                 self.waiting.pop(each, None)
                 self.cancelled.add(each)
         # What release processes take back for this batch, they do after it has decided.
         known = frozenset(self.cancelled)
-        answers = {}
+        answers = {
+            each: Answer(holder, "kept", "name-kept", False)
+            for each, holder in dropped.items()
+            if messages[each].wants_answer
+        }
         for ask, about in asked.items():
             own = messages.get(ask)
             is_gone = about in read and about not in waited and about not in known
-            if own is not None and own.condition is None:
+            if own is not None and own.condition is None and not own.wants_answer:
                 if is_gone:
                     answers[ask] = Answer(about, *self._recall(about))
                 continue
@@ -107,7 +125,7 @@ class Model:
             if about in known:
                 reason = "already-cancelled" if is_accepted is False else "withdrawn"
                 answers[ask] = Answer(about, "cancelled", reason, is_accepted)
-            elif is_gone and (own is None or own.condition == "always"):
+            elif is_gone and (own is None or own.condition != "waiting"):
                 answers[ask] = Answer(about, *self._recall(about), is_accepted)
             else:
                 answers[ask] = Answer(about, "unknown", self._why_unknown(about, is_gone), is_accepted)
@@ -116,29 +134,59 @@ class Model:
                 self.handed_over[each] = self.waiting.pop(each)
         return answers
 
-    def _asked(self, in_order: list[Record], free_ms: int) -> dict[MessageId, MessageId | None]:
-        """Return which message each record asks for, and let the messages have their names."""
+    def _asked(
+        self, in_order: list[Record], clock_ms: int, previous_ms: int
+    ) -> tuple[dict[MessageId, MessageId | None], dict[MessageId, MessageId]]:
+        """Return which message each record asks for, and which are dropped for the one that keeps their name.
+
+        Lets the messages have their names.
+        """
         asked: dict[MessageId, MessageId | None] = {}
-        before = {name for name, (_, due_ms) in self.names.items() if due_ms < free_ms}
-        for name in before:
-            del self.names[name]
+        dropped: dict[MessageId, MessageId] = {}
+        names = {name: each for name, each in self.names.items() if each.due_ms >= min(clock_ms, previous_ms)}
+        self.names = names
+        own = {record.id for record in in_order}
+        by_id = {record.asked for record in in_order if record.asks and record.name is None}
+        # A message keeps its name until somebody asks for it.
+        names |= {name: each._replace(keeps=False) for name, each in names.items() if each.id in by_id}
         for record in in_order:
             if record.asks and record.name is None:
                 asked[record.id] = record.asked
             elif record.asks and record.name is not None:
-                asked[record.id] = self.names[record.name][0] if record.name in self.names else None
+                holder = names.get(record.name)
+                if (
+                    record.keeps
+                    and holder is not None
+                    and holder.keeps
+                    and (
+                        # Others are out when the record is published.
+                        holder.id in own or holder.due_ms >= min(previous_ms, record.published_ms)
+                    )
+                ):
+                    dropped[record.id] = holder.id
+                    continue
+                asked[record.id] = None if holder is None else holder.id
                 if record.due_ms is not None:
-                    self.names[record.name] = record.id, record.due_ms
-        return asked
+                    keeps = record.keeps and record.id not in by_id
+                    names[record.name] = Holder(record.id, record.due_ms, keeps)
+                elif holder is not None:
+                    names[record.name] = holder._replace(keeps=False)
+        return asked, dropped
 
-    def _accepted(self, messages: dict[MessageId, Record], first: dict[MessageId, MessageId]) -> set[MessageId]:
-        """Return the replacements by id that are accepted: of several that hang on each other from the first on."""
-        replacing = {each: record for each, record in messages.items() if record.condition is not None}
-        accepted = {each for each, record in replacing.items() if record.condition == "always"}
+    def _accepted(
+        self,
+        messages: dict[MessageId, Record],
+        first: dict[MessageId, MessageId],
+        dropped: dict[MessageId, MessageId],
+    ) -> set[MessageId]:
+        """Return what is accepted of what may be refused: of replacements that hang on each other from the first on."""
+        replacing = {each: record for each, record in messages.items() if record.condition or record.name}
+        accepted = {each for each, record in replacing.items() if record.condition != "waiting"} - dropped.keys()
         while more := {
             each
             for each, record in replacing.items()
             if each not in accepted
+            and record.condition is not None
             and record.asked is not None
             and first.get(record.asked) == each
             and (record.asked not in replacing or record.asked in accepted)

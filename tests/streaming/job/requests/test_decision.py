@@ -22,7 +22,7 @@ class CountedSet(set[MessageId]):
 
 
 def replacements(*conditions: str) -> pa.Table:
-    rows = [("in", 0, at, "in", 0, 100 + at, condition, 5, None) for at, condition in enumerate(conditions)]
+    rows = [("in", 0, at, "in", 0, 100 + at, condition, 5, None, 5, None) for at, condition in enumerate(conditions)]
     return pa.table([list(column) for column in zip(*rows, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
@@ -32,7 +32,7 @@ def test_what_is_neither_accepted_nor_cancelled_is_refused_by_one_look_at_both(m
         [dict(zip(CANCELLED_SCHEMA.names, ("in", 0, offset, 5, 5), strict=True)) for offset in (1, 103)],
         schema=CANCELLED_SCHEMA,
     )
-    decided = Replacements.of(replacements(ALWAYS, WAITING, WAITING, WAITING), cancelled, {})
+    decided = Replacements.of(replacements(ALWAYS, WAITING, WAITING, WAITING), (), cancelled, {})
     assert decided.accepted == {("in", 0, 100), ("in", 0, 101)}
     assert decided.replaced == {("in", 0, 1): ("in", 0, 101)}
     assert decided.refused.column("offset").to_pylist() == [102], "103 is cancelled otherwise"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,7 +40,7 @@ from state.group_keys import overflow_key
 from state.kinds import ANSWER, DEAD_LETTER, REQUEST
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import ID, each_of, ids_of, parse_id
-from state.names import FROM_HEADER, name_rows
+from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, NAME_HEADER, name_rows
 from state.reasons import Reason
 from state.shards import by_shard
 from streaming.job.requests.decision import Decision
@@ -51,6 +51,8 @@ from tests.streaming.job.requests.cancel_model import Answer, Model, Record
 from tests.streaming.job.requests.memory_table import MemoryTable
 
 TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
+# Of the messages of one name, the first stays.
+KEEPING = "delayline-keeping"
 HORIZON_MS = 1_000
 # Small buckets and segments, so that most of what waits is sealed.
 BATCH_SETTINGS = some_batch_settings(
@@ -58,6 +60,7 @@ BATCH_SETTINGS = some_batch_settings(
     segment_max_messages=3,
     index_precision_bits=4,
     policy=DelayPolicy(names=FROM_HEADER),
+    policies={KEEPING: DelayPolicy(names=FROM_HEADER, name_mode=KEEP)},
     partitions=PARTITIONS | {RESULTS: 3},
 )
 SHARDS = BATCH_SETTINGS.shards
@@ -67,7 +70,8 @@ class Step(NamedTuple):
     """A batch: so long after the one before, with records, some of them in overflow groups; and what happens then.
 
     A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
-    a name. The number counts back from the last message, and then from the last record that is none.
+    a name. The number counts back from the last message, and then from the last record that is none. A record of a kind
+    that begins with "keep" is one of `KEEPING`; one that ends with "late" is published after the clock of its batch.
     """
 
     after_ms: int
@@ -76,8 +80,13 @@ class Step(NamedTuple):
     then: str
 
 
+_KINDS = [
+    "message", "message", "bad", "cancel", "waiting", "always", "named", "named", "named asks", "cancel-name",
+    "keep", "keep", "keep asks", "keep late", "keep cancel-name",
+]  # fmt: skip
+_LATE_MS = 800
 _RECORDS = st.tuples(
-    st.sampled_from(["message", "message", "bad", "cancel", "waiting", "always", "named", "named", "cancel-name"]),
+    st.sampled_from(_KINDS),
     st.integers(0, 1),
     st.sampled_from([0, 700, 1_500, 4_000, 60_000]),
     st.sampled_from([0, 1, 2, 3, 5, 8, 14]),
@@ -106,6 +115,23 @@ _EXAMPLE = [
     ),
     Step(300, [("named", 0, 0, 0, "a"), ("named", 0, 0, 0, "a"), ("named", 1, 4_000, 0, "b")], True, "started again"),
     Step(300, [("cancel-name", 1, 0, 0, "b"), ("cancel", 0, 0, 3, "a")], False, "killed before it is stored"),
+]
+# What is sealed keeps its name, and so does what is handed over; and then somebody asks for these: in the batch of the
+# next of their name, and in one before.
+_KEEPING = [
+    Step(
+        0,
+        [("keep", 0, 60_000, 0, "a"), ("keep", 0, 1_500, 0, "b"), ("keep asks", 0, 0, 0, "b")],
+        False,
+        "killed after it is stored",
+    ),
+    Step(300, [("keep asks", 0, 0, 0, "a"), ("keep", 0, 4_000, 0, "b")], True, "started again"),
+    Step(300, [("keep asks", 1, 700, 0, "b"), ("cancel", 0, 0, 4, "a")], False, "killed before it is stored"),
+    Step(
+        0, [("keep", 0, 4_000, 0, "b"), ("keep cancel-name", 0, 0, 0, "a"), ("keep asks", 0, 60_000, 0, "a")], False, ""
+    ),
+    Step(0, [("keep", 0, 4_000, 0, "b"), ("waiting", 0, 4_000, 0, "b"), ("keep", 0, 0, 0, "a")], False, ""),
+    Step(5_000, [("keep", 0, 0, 0, "b"), ("keep late", 0, 0, 0, "b")], False, ""),
 ]
 
 
@@ -311,7 +337,7 @@ class Run:
         self.service, self.model = Service(table, recalled), Model()
         self._clock_ms = self._cutoff_ms = 1_798_000_000_000
         self._batch_id = 0
-        self._ends = [0, 0]
+        self._ends = {(topic, partition): 0 for topic in (TOPIC, KEEPING) for partition in (0, 1)}
         self._published: list[MessageId] = []
         # Of these, the messages, and the rest.
         self._targets: list[MessageId] = []
@@ -360,38 +386,45 @@ class Run:
     def _publish(self, step: Step) -> tuple[list[Record], list[dict[str, Any]]]:
         """Return the records of a batch, for the model and for the job."""
         ids: list[MessageId] = []
-        for _, partition, *_ in step.records:
-            ids.append((TOPIC, partition, self._ends[partition]))
-            self._ends[partition] += 1
+        for kind, partition, *_ in step.records:
+            source = KEEPING if kind.startswith("keep") else TOPIC, partition
+            ids.append((*source, self._ends[source]))
+            self._ends[source] += 1
         self._published += ids
         kinds = {own: kind for own, (kind, *_) in zip(ids, step.records, strict=True)}
-        self._others += [own for own, kind in kinds.items() if kind in ("bad", "cancel", "cancel-name")]
+        self._others += [own for own, kind in kinds.items() if kind == "bad" or "cancel" in kind]
         self._targets += [own for own in ids if own not in self._others]
         targets = [*self._others, (TOPIC, 0, 10**6), ("other", 0, 1), *self._targets]
         published, raw = [], []
         for (kind, _, delay_ms, back, name), own in zip(step.records, ids, strict=True):
             asked = targets[-1 - back % len(targets)]
-            record, marks = self._record(kind, own, self._clock_ms + delay_ms, asked, name)
+            published_ms = self._clock_ms + (_LATE_MS if kind.endswith("late") else 0)
+            record, marks = self._record(kind, own, published_ms, delay_ms, asked, name)
             after = [("deliver-after", b"soon" if kind == "bad" else b"%d" % delay_ms)]
             published.append(record)
             raw.append(
                 dict(zip(("topic", "partition", "offset"), own, strict=True))
-                | {"headers": headers(*after, *marks), "timestamp_ms": self._clock_ms, "key": b"%d" % own[2]}
+                | {"headers": headers(*after, *marks), "timestamp_ms": published_ms, "key": b"%d" % own[2]}
             )
             if record.due_ms is not None and not record.is_bad:
                 self.messages.add(own)
         return published, raw
 
     def _record(
-        self, kind: str, own: MessageId, due_ms: int, asked: MessageId, name: str
+        self, kind: str, own: MessageId, published_ms: int, delay_ms: int, asked: MessageId, name: str
     ) -> tuple[Record, list[tuple[str, bytes]]]:
-        text = "/".join(map(str, asked)).encode()
+        text, due_ms = "/".join(map(str, asked)).encode(), published_ms + delay_ms
+        # A name is one of its topic.
+        of_topic = own[0] + name
         if kind == "cancel":
             return Record(own, asked=asked), [("delayline-cancel", text)]
-        if kind == "cancel-name":
-            return Record(own, name=name), [("delayline-cancel-name", name.encode())]
-        if kind == "named":
-            return Record(own, due_ms, name=name), [("delayline-name", name.encode())]
+        if kind.endswith("cancel-name"):
+            return Record(own, name=of_topic), [("delayline-cancel-name", name.encode())]
+        if kind.startswith(("named", "keep")):
+            asks, keeps = kind.endswith("asks"), own[0] == KEEPING
+            marks = [(NAME_HEADER, name.encode()), *([(ANSWER_HEADER, b"true")] if asks else [])]
+            record = Record(own, due_ms, name=of_topic, keeps=keeps, published_ms=published_ms, wants_answer=asks)
+            return record, marks
         if kind in ("waiting", "always"):
             # What is no earlier message of its partition, the record itself cannot replace.
             is_bad = asked[:2] == own[:2] and asked[2] >= own[2]
@@ -400,8 +433,11 @@ class Run:
         return Record(own, due_ms, kind == "bad"), []
 
 
-def _offsets(ends: Iterable[int]) -> dict[str, dict[str, int]]:
-    return {TOPIC: {str(number): end for number, end in enumerate(ends)}}
+def _offsets(ends: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
+    offsets: dict[str, dict[str, int]] = {}
+    for (topic, number), end in ends.items():
+        offsets.setdefault(topic, {})[str(number)] = end
+    return offsets
 
 
 @contextmanager
@@ -454,6 +490,7 @@ class SparkTable(BucketTable):
 
 
 @example(_EXAMPLE)
+@example(_KEEPING)
 @given(_STEPS)
 @settings(max_examples=12)
 def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:

@@ -21,7 +21,9 @@ from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, Undecided, asks
 from state.checkpoint.progress import BatchSpan
 from state.kinds import REQUEST
 from state.message import encode_chunk
-from state.names import NAMED_SCHEMA, name_rows
+from state.message_ids import NO_IDS, Ids, ids_of
+from state.names import KEEP, NAMED_SCHEMA, name_rows
+from state.reasons import Reason
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.names import Holder, LookedUp, in_turn, look_up
@@ -53,9 +55,10 @@ AFTER_OUTAGE_MS = 50_000
 Given = tuple[int, str, int | None]
 
 
-def asks_for(*given: Given) -> pa.Table:
+def asks_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_answer: bool = False) -> pa.Table:
     rows = [
-        (*NOTHING, TOPIC, 0, offset, None if due is None else ALWAYS, due, name.encode()) for offset, name, due in given
+        (*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, name.encode(), published_ms, wants_answer)
+        for offset, name, due in given
     ]
     return pa.Table.from_pylist([dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in rows], schema=ASK_SCHEMA)
 
@@ -71,17 +74,20 @@ def decide(
     clock_ms: int = CLOCK_MS,
     found: Iterable[int] = (),
     desk: RequestDesk | None = None,
+    not_found: Iterable[int] = (),
+    **terms: Any,
 ) -> tuple[dict[int, Any], Decision]:
     """Return the answer to each ask that gets one, and the decision. An ask that goes on has its new key.
 
-    The messages `found` are asked for by their ids as well, and the state stage has taken them out. What decides is
-    `desk`, or one that knows nothing but the table.
+    The messages `found` are asked for by their ids as well, and the state stage has taken them out; those `not_found`
+    too, and it had none of them. What decides is `desk`, or one that knows nothing but the table. `terms` are those of
+    `asks_for`.
     """
-    by_id = [(*place(offset), "asks", 1, offset, None, None, None) for offset in found]
+    by_id = [(*place(offset), "asks", 1, offset, *[None] * 5) for offset in (*found, *not_found)]
     asks = [dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in by_id]
-    asked = pa.concat_tables([asks_for(*given), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
+    asked = pa.concat_tables([asks_for(*given, **terms), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
     dues = {offset: due for offset, _, due in given}
-    found_due_ms = [None] * len(given) + [dues.get(offset, FAR_MS) for offset in found]
+    found_due_ms = [*[None] * len(given), *(dues.get(offset, FAR_MS) for offset in found), *(None for _ in not_found)]
     chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64())))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
     desk = desk or RequestDesk(store, Settings())
@@ -105,14 +111,14 @@ def store_of(store: BucketTable, number: int, decision: Decision) -> None:
     store.append(store.spark.createDataFrame(pa.concat_tables(tables)), "checkpoint", number)
 
 
-def name(store: BucketTable, number: int, until_ms: int = 0, **given: tuple[int, int]) -> None:
+def name(store: BucketTable, number: int, until_ms: int = 0, keeps: bool = False, **given: tuple[int, int]) -> None:
     """Store names that the batch of bucket `number` has given: offset and due time, by name.
 
     The rows are of use until then, or until `until_ms`.
     """
     rows = [
         {"name": each.encode(), **dict(zip(("topic", "partition", "offset"), place(offset), strict=True)),
-         "deliver_at_ms": due, "until_ms": max(due, until_ms)}
+         "deliver_at_ms": due, "until_ms": max(due, until_ms), "keeps": keeps}
         for each, (offset, due) in given.items()
     ]  # fmt: skip
     store.append(
@@ -163,10 +169,13 @@ class Rows(StoredIds):
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         found = {name: self._given[name] for name in names if name in self._given and self._given[name][2] >= from_ms}
-        rows = [(name, *place(offset), due, until) for name, (offset, due, until) in found.items()]
+        rows = [(name, *place(offset), due, until, False) for name, (offset, due, until) in found.items()]
         return pa.Table.from_pylist(
             [dict(zip(NAMED_SCHEMA.names, row, strict=True)) for row in rows], schema=NAMED_SCHEMA
         )
+
+    def keeping_among(self, ids: Ids) -> pa.Table:
+        return NAMED_SCHEMA.empty_table()
 
 
 def found(
@@ -178,7 +187,7 @@ def found(
 ) -> LookedUp:
     """Look names up at a clock that is behind the cutoffs, of which an outage has kept the batches."""
     still = cancelled((*place(offset), 0, 0) for offset in left)
-    return look_up(asks_for(*given), rows, of or span(), clock_ms, lambda _: still)
+    return look_up(asks_for(*given), NO_IDS, rows, of or span(), clock_ms, lambda _: still)
 
 
 def asked_in(names: LookedUp) -> dict[int, int]:
@@ -408,3 +417,152 @@ def test_a_message_takes_no_name_over_from_a_message_with_its_own_id() -> None:
     found = in_turn(asks_for((5, "a", FAR_MS), (7, "b", FAR_MS)), known, PREVIOUS_MS, CLOCK_MS)
     assert [ask.asked for ask in asks_of(found.asks)] == [NOTHING, place(6)]
     assert found.names.column("offset").to_pylist() == [5, 7]
+
+
+def dropped_for(found: LookedUp) -> dict[int, int]:
+    """Return the offset of the message that keeps the name, by the offset of each dropped one."""
+    return {ask.id[2]: ask.asked[2] for ask in asks_of(found.dropped)}
+
+
+def kept(names: pa.Table) -> dict[str, tuple[int, bool]]:
+    """Return the rows of names that are stored: the offset of the message, and whether it keeps the name."""
+    return {row["name"].decode(): (row["offset"], row["keeps"]) for row in names.to_pylist()}
+
+
+def test_the_first_of_a_name_stays_until_somebody_asks_for_it() -> None:
+    asks = asks_for((50, "a", FAR_MS), (51, "a", 5), (52, "b", FAR_MS), (54, "b", FAR_MS), (55, "b", 5), mode=KEEP)
+    cancel = asks_for((53, "b", None))
+    found = in_turn(pa.concat_tables([asks, cancel]), {}, PREVIOUS_MS, CLOCK_MS)
+    assert dropped_for(found) == {51: 50, 55: 54}
+    assert asked_in(found) == {50: -1, 52: -1, 53: 52, 54: 52}
+    assert found.superseded.column("offset").to_pylist() == [52]
+    assert kept(found.names) == {"a": (50, True), "b": (54, True)}
+    assert {ask.condition for ask in asks_of(found.asks)} == {ALWAYS, None}
+
+
+def test_a_message_that_is_asked_for_by_its_id_keeps_no_name_whatever_the_order() -> None:
+    known = {b"a": Holder(place(5), FAR_MS, FAR_MS, keeps=True)}
+    asks = asks_for((50, "a", FAR_MS), (51, "b", FAR_MS), (52, "b", FAR_MS), mode=KEEP)
+    found = in_turn(asks, known, PREVIOUS_MS, CLOCK_MS, by_id=ids_of([place(5), place(51)]))
+    assert dropped_for(found) == {}
+    assert asked_in(found) == {50: 5, 51: -1, 52: 51}
+    assert kept(found.names) == {"a": (50, True), "b": (52, True)}
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "published_ms", "is_dropped"),
+    [
+        # Sealed: it comes out after the batch, whenever the record was published.
+        (PREVIOUS_MS, PREVIOUS_MS + 1, True),
+        # Handed over.
+        (PREVIOUS_MS - 1, PREVIOUS_MS - 1, True),
+        (PREVIOUS_MS - 1, PREVIOUS_MS, False),
+        (CLOCK_MS, 0, True),
+        (CLOCK_MS - 1, 0, False),
+    ],
+)
+def test_no_message_is_dropped_for_one_that_was_out_when_it_was_published(
+    due_ms: int, published_ms: int, is_dropped: bool
+) -> None:
+    known = {b"a": Holder(place(5), due_ms, due_ms, keeps=True)}
+    asks = asks_for((50, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
+    assert bool(dropped_for(in_turn(asks, known, PREVIOUS_MS, CLOCK_MS))) == is_dropped
+
+
+def test_modes_of_two_messages_of_a_name_may_differ() -> None:
+    # The policy was changed between them.
+    for keeps, mode in ((True, ALWAYS), (False, KEEP)):
+        known = {b"a": Holder(place(5), FAR_MS, FAR_MS, keeps)}
+        found = in_turn(asks_for((50, "a", FAR_MS), mode=mode), known, PREVIOUS_MS, CLOCK_MS)
+        assert (dropped_for(found), asked_in(found)) == ({}, {50: 5})
+        assert kept(found.names) == {"a": (50, mode == KEEP)}
+
+
+def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000)
+    name(store, 4, a=(1, 5_000), keeps=True)
+    given: list[Given] = [(50, "a", FAR_MS), (51, "a", 5), (52, "new", FAR_MS)]
+    for wants_answer in (False, True):
+        answers, decision = decide(store, *given, mode=KEEP, wants_answer=wants_answer)
+        assert {each.id[2]: (each.from_ms, each.until_ms) for each in each_of(decision.cancelled)} == {
+            50: (FAR_MS, FAR_MS), 51: (5, 5),
+        }  # fmt: skip
+        assert decision.left_out[TOPIC, 0].tolist() == [50, 51]
+        assert holders(decision) == {"new": 52}
+        assert bool(answers) == wants_answer
+    kept_by = {"id": "delayline-in/0/1", "result": "kept", "reason": "name-kept", "why": Reason.NAME_KEPT.why}
+    by_none = {"id": None, "result": "unknown", "reason": "no-such-name", "why": Reason.NO_SUCH_NAME.why}
+    assert answers == {
+        50: kept_by | {"replacement": "delayline-in/0/50", "accepted": False},
+        51: kept_by | {"replacement": "delayline-in/0/51", "accepted": False},
+        52: by_none | {"replacement": "delayline-in/0/52", "accepted": True},
+    }
+    keys = {row["offset"]: row["key"] for row in decision.answers.to_pylist()}
+    assert keys == {50: b"delayline-in/0/1", 51: b"delayline-in/0/1", 52: None}, "the last one stays the name"
+
+
+def test_a_message_that_takes_a_name_over_has_an_answer_if_it_wants_one(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000)
+    name(store, 4, a=(1, 5_000), b=(2, 900))
+    answers, decision = decide(store, (50, "a", FAR_MS), (51, "b", FAR_MS), wants_answer=True)
+    assert answers == {
+        50: {"id": "delayline-in/0/1", "result": "cancelled", "reason": "withdrawn"}
+        | {"replacement": "delayline-in/0/50", "accepted": True},
+        51: ("goes on", "delayline-in/0/2"),
+    }
+    (key,) = (row["key"] for row in decision.answers.to_pylist() if row["offset"] == 50)
+    assert key == b"delayline-in/0/1"
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_what_is_handed_over_and_was_asked_for_keeps_no_name_in_later_batches(
+    store: BucketTable, recalled: list[MessageId], by_name: bool
+) -> None:
+    # Between the batch's clock and the cutoff before it.
+    name(store, 4, a=(1, 900), keeps=True)
+    _, decision = decide(store, (50, "a", FAR_MS), mode=KEEP)
+    assert decision.left_out[TOPIC, 0].tolist() == [50]
+    if by_name:
+        answers, decision = decide(store, (51, "a", None))
+        assert answers == {51: ("goes on", "delayline-in/0/1")}
+    else:
+        _, decision = decide(store, not_found=[1])
+    assert kept(decision.names) == {"a": (1, False)}
+    store_of(store, BATCH, decision)
+    # Nobody knows what came of that when a replay decides. It is decided twice, with more known the second time.
+    after = span(BATCH + 1)
+    decisions = []
+    for more in ([], [place(1)]):
+        recalled += more
+        decisions.append(decide(store, (52, "a", FAR_MS), of=after, mode=KEEP)[1])
+    for decision in decisions:
+        assert decision.left_out == {}
+        assert kept(decision.names) == {"a": (52, True)}
+    store_of(store, BATCH + 1, decisions[0])
+    _, decision = decide(store, (53, "a", FAR_MS), of=span(BATCH + 2), mode=KEEP)
+    assert decision.left_out[TOPIC, 0].tolist() == [53]
+
+
+def test_a_replay_drops_the_same_whatever_was_recalled_since(store: BucketTable, recalled: list[MessageId]) -> None:
+    seal(store, 3, _1=5_000)
+    name(store, 4, a=(1, 5_000), b=(2, 900), c=(3, 900), keeps=True)
+    given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS), (52, "c", FAR_MS), (53, "d", 5), (54, "d", FAR_MS)]
+    first = decide(store, *given, not_found=[3], mode=KEEP, wants_answer=True)
+    assert first[1].left_out[TOPIC, 0].tolist() == [50, 51, 54]
+    store_of(store, BATCH, first[1])
+    recalled += [place(2), place(3)]
+    again = decide(store, *given, not_found=[3], mode=KEEP, wants_answer=True)
+    assert again[1].left_out[TOPIC, 0].tolist() == [50, 51, 54]
+    assert again[1].cancelled.equals(first[1].cancelled)
+    assert again[1].names.equals(first[1].names)
+    assert {offset for offset, answer in again[0].items() if answer != first[0][offset]} == {52}, "it is known now"
+
+
+def test_a_message_that_was_cancelled_by_its_id_is_followed_by_the_next_of_its_name(store: BucketTable) -> None:
+    seal(store, 3, _1=5_000)
+    name(store, 4, a=(1, 5_000), keeps=True)
+    _, decision = decide(store, not_found=[1])
+    assert {each.id for each in each_of(decision.cancelled)} == {place(1)}
+    store_of(store, BATCH, decision)
+    _, decision = decide(store, (50, "a", FAR_MS), of=span(BATCH + 1), mode=KEEP)
+    assert (decision.left_out, holders(decision)) == ({}, {"a": 50})

@@ -35,6 +35,7 @@ def tables(number: int) -> tuple[pa.Table, pa.Table]:
     ids, names = BATCHES[number]
     rows = [
         {"name": name.encode(), "topic": TOPIC, "partition": 0, "offset": offset, "deliver_at_ms": due, "until_ms": due}
+        | {"keeps": False}
         for name, (offset, due) in names.items()
     ]
     return cancelled((*each, 500, 510) for each in ids), pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
