@@ -6,11 +6,12 @@ Read `query` (how the parts are joined), `batch` (the steps of one batch), `arri
 `claim_watch` (what forwarders have taken) and `old_claims` (which nobody needs), `lane_start` (opens and closes the
 lanes of forwarders), `admission` (what a batch refuses because too much waits), `prefetch_window` (sealed messages,
 loaded ahead of need) and `loaded_cancels` (which of these are cancelled since), the package `requests` (cancels,
-replacements and names), `look_ahead` (what is read of the table beside the batches), `service` (start, watch, end),
-`clock_watch`, `outage_watch` and `slow_batch_watch`, `task_progress` (whether a long batch goes on), `input_loss`
-(records that were deleted unread), `input_watch` (whether the input topics are still the same), `replayed_seal`
-(whether a replay seals what its first try did), `start_wait` (a start without a broker), `unchanged_buckets` (what
-waits in buckets since before the start).
+replacements and names), `look_ahead` (what is read of the table beside the batches), `service` (the start),
+`start_wait` (a start without a broker) and `unfinished_batch` (what was cut off before), `query_watch` (watch and end),
+`gate` (which batches still run) and `query_failure` (the error of the query), `clock_watch`, `outage_watch`,
+`slow_batch_watch` and `progress_watch`, `task_progress` (whether a long batch goes on), `input_loss` (records that were
+deleted unread), `input_watch` (whether the input topics are still the same), `unreadable_stamps`, `replayed_seal`
+(whether a replay seals what its first try did), `unchanged_buckets` (what waits in buckets since before the start).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
 event time is the cutoff of the next batch: the present time plus the horizon, or less if more is due before than

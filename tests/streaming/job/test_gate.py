@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from streaming.job.service import Gate
+from streaming.job.gate import Gate
 from tests.eventually import assert_eventually
 
 StartQuery = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]

@@ -1,0 +1,146 @@
+"""The watch over the running query, from its start to its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, ServiceStopping
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from streaming.job.batch import BatchRunner
+from streaming.job.clock_watch import ClockWatch
+from streaming.job.gate import Gate
+from streaming.job.outage_watch import OutageWatch
+from streaming.job.progress_watch import ProgressWatch
+from streaming.job.query_failure import cause_of_end, failure_of
+from streaming.job.slow_batch_watch import SlowBatchWatch
+from streaming.job.unchanged_buckets import UnchangedBuckets
+from streaming.monitor.job_metrics import JobCounts
+from streaming.processes.supervisor import Processes
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+# While the query ends.
+_END_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """The parts of a job whose query runs.
+
+    - `query`: Spark's query, whose batches pass `gate` to `runner`
+    - `lease`, `clock`, `processes`: what must hold while it runs
+    - `counts`, `unchanged`: what the job reports of itself
+    """
+
+    spark: SparkSession
+    settings: Settings
+    query: StreamingQuery
+    gate: Gate
+    runner: BatchRunner
+    lease: HeldLease
+    clock: ClockWatch
+    processes: Processes
+    counts: JobCounts
+    unchanged: UnchangedBuckets
+
+
+class QueryWatch:
+    """Checks the clock, the lease, the processes, outages, each batch's progress and its steps while the query runs."""
+
+    def __init__(self, job: RunningJob) -> None:
+        self._job = job
+        self._progress = ProgressWatch(job.query, job.counts)
+        self._outage = OutageWatch(lambda: str(job.query.status["message"]))
+        self._slow = SlowBatchWatch(lambda: job.counts.running)
+
+    def wait(self, stop: SimpleQueue[int]) -> None:
+        """Wait until the query fails or a signal asks for the end; then end the query after the running batch.
+
+        `stop` has an entry once a signal has come. Raises the error by which the query has ended, ClockBehind,
+        ApplicationHeld, and the error of a process that fails again and again.
+        """
+        job = self._job
+        while not _stop_requested(stop):
+            self._check_clock_and_lease()
+            self._check_processes()
+            self._is_outage()
+            self._progress.check()
+            self._slow.check()
+            if job.settings.monitor.tells_of_job:
+                job.unchanged.check()
+            job.counts.lease_confirmed(job.lease.confirmed_ago_s)
+            if not job.query.isActive:
+                raise cause_of_end(job.query, job.settings, job.lease)
+        log.info("stopping after the running batch")
+        self._end()
+
+    def _end(self) -> None:
+        job = self._job
+        # Spark would log the gate's refusal as a failure of the query.
+        self._silence_spark()
+        job.gate.close()
+        job.runner.wake()
+        # During an outage no batch runs, and Spark would ask the brokers for minutes.
+        while self._is_in_batch() and not self._is_outage():
+            self._check_clock_and_lease()
+            time.sleep(_END_POLL_S)
+        job.query.stop()
+        self._progress.check()
+        problem = job.query.exception()
+        if problem is not None and ServiceStopping.code not in str(problem):
+            raise failure_of(job.query, job.settings)
+
+    def _check_processes(self) -> None:
+        """End the query after the running batch if a release process fails again and again. Raises its error."""
+        try:
+            self._job.processes.check()
+        except DelaylineError:
+            self._job.gate.close()
+            self._job.runner.wake()
+            self._silence_spark()
+            while self._is_in_batch():
+                time.sleep(_END_POLL_S)
+            self._job.query.stop()
+            raise
+
+    def _check_clock_and_lease(self) -> None:
+        """Cancel the running batch if the clock was set back or the lease was taken.
+
+        Raises ClockBehind, ApplicationHeld.
+        """
+        try:
+            self._job.clock.check(self._job.runner.planned)
+            self._job.lease.check_not_taken()
+        except (ClockBehind, ApplicationHeld):
+            self._job.gate.close(cut_off=True)
+            # Spark would log every task of the cancelled batch.
+            self._silence_spark()
+            self._job.query.stop()
+            raise
+
+    def _is_outage(self) -> bool:
+        """Return whether Spark waits for brokers between batches, and log that."""
+        return self._outage.check(self._job.runner.planned)
+
+    def _is_in_batch(self) -> bool:
+        return self._job.query.isActive and self._job.query.status["isTriggerActive"]
+
+    def _silence_spark(self) -> None:
+        self._job.spark.sparkContext.setLogLevel("OFF")
+
+
+def _stop_requested(stop: SimpleQueue[int]) -> bool:
+    """Wait for `_POLL_S` at most, and return whether a signal asked for the end."""
+    try:
+        stop.get(timeout=_POLL_S)
+    except Empty:
+        return False
+    return True

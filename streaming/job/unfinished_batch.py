@@ -1,0 +1,72 @@
+"""Finishing the batch that was cut off before something else begins, and checking the input of the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import closing
+
+from pyspark.sql import SparkSession
+
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.recovery import Recovered, input_starts, recover
+from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of
+from streaming.job.batch import BatchRunner
+from streaming.job.clock_watch import check_host_clock, watch_from
+from streaming.job.input_loss import check_input_loss
+from streaming.job.lane_start import start_lanes
+from streaming.job.query import shard_outputs, start_query
+from streaming.job.query_failure import failure_of
+from streaming.monitor.job_metrics import JobCounts
+from streaming.storage.failures import translate_storage_errors
+
+_POLL_S = 0.5
+
+
+def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
+    """Replay the batch that was cut off, if there is one, and plan no other. No batch is then half done.
+
+    With `topics.skip_expired`, it reads nothing of input topics that were created again. Raises QueryFailed,
+    ClockAhead, ClockBehind, RecordsExpired, and the errors of `recover`.
+    """
+    planned = checkpoint.last_planned()
+    if planned is None or checkpoint.last_committed() == planned:
+        return
+    check_host_clock(lease, settings.clock.skew_limit)
+    state = recover(spark, settings, fresh=False, lease=lease)
+    if checkpoint.last_planned() != planned:
+        # It never ran.
+        return
+    watch_from(checkpoint, state.planned)
+    if recreated := check_input(settings, state):
+        read_nothing_of(checkpoint, recreated, planned)
+    claims = start_lanes(settings, state, lease)
+    with closing(BatchRunner(state, settings, lease, claims, JobCounts())) as runner:
+        shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
+        runner.wake()
+        query = start_query(shard_output, settings, checkpoint.path, runner.run, only_planned=True)
+        while query.isActive:
+            time.sleep(_POLL_S)
+        if query.exception() is not None:
+            raise failure_of(query, settings)
+
+
+def check_input(settings: Settings, state: Recovered) -> list[str]:
+    """Return the input topics that were created again. Raises what `check_input_loss` does."""
+    known = state.settings_history.newest.input_ids
+    return check_input_loss(settings, state.checkpoint, state.store, known, state.unread)
+
+
+def begin_again(
+    spark: SparkSession, settings: Settings, lease: HeldLease, before: Recovered, topics: Collection[str]
+) -> Recovered:
+    """Let the job read input topics that were created again from their beginning, and return what it goes on from.
+
+    The batch that was cut off is replayed before, without the records of the old topics.
+    """
+    with translate_storage_errors(settings):
+        finish_planned(spark, settings, before.checkpoint, lease)
+        read_from_beginning(settings, before.checkpoint, topics, before.unread)
+        return recover(spark, settings, fresh=False, lease=lease)

@@ -1,0 +1,40 @@
+"""Records whose timestamps Spark cannot read: which ones a batch that has failed was to read."""
+
+from __future__ import annotations
+
+import logging
+
+from conf.errors import KafkaError, RecordUnreadable
+from conf.settings import Settings
+from sources.intake.stamp_check import unreadable_records
+from state.message import LAST_MS
+from streaming.checkpoint.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+# How many unreadable records an error names.
+_MOST_NAMED = 10
+
+
+def check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Raise RecordUnreadable if the planned batch has records whose timestamps Spark cannot read.
+
+    Raises nothing if the input cannot be read: the query's own error says more then.
+    """
+    planned = checkpoint.last_planned()
+    if planned is None:
+        return
+    try:
+        records = unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets)
+    except KafkaError as problem:
+        log.warning("the input could not be searched for timestamps that Spark cannot read: %s", problem)
+        return
+    if records:
+        named = "; ".join(map(str, records[:_MOST_NAMED]))
+        count = f" (the first {_MOST_NAMED} of {len(records)} found)" if len(records) > _MOST_NAMED else ""
+        raise RecordUnreadable(
+            f"{named}{count}: Spark reads none later than {LAST_MS}, or as far before 1970 (was it "
+            "stamped in nanoseconds?). Publish the unread records before it again, delete the partition's records up "
+            "to it (kafka-delete-records.sh), and start with topics.skip_expired=true. With "
+            "message.timestamp.after.max.ms and message.timestamp.before.max.ms the broker refuses such records"
+        )
