@@ -21,7 +21,7 @@ from benchmarks.aims import Figures, figure
 from benchmarks.outcome import Aim, Outcome
 from benchmarks.plots import figure_of
 from benchmarks.waiting import say
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.parts import IdRows
 from state.index.locate import ENTRY_SCHEMA
 from state.message_ids import count_of, ids_of

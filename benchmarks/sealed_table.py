@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.load import VALUE_BYTES
 from conf.load import load_settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from

@@ -2,9 +2,8 @@
 
 This package decides neither what is due nor what is sealed, and reads no delay headers. It does not import `sources`.
 
-Read `bucket_table` (the Delta table), `table_writers` (its fence), `chunk_plans` (reading its chunks in order),
-`packed_rows` (how its ids travel to the driver) and `task_counts` (what its tasks report), `ready_log` (from a batch to
-the ready log), `lanes` (from forwarders to the near log), `release` (from there to the output topics), `group` (which
-processes share the work), `internal_topics` (lease, progress and position), `topics` (creating and checking topics),
-`resender` (sends dead letters to their input topics again).
+Read `buckets` (the Delta table of sealed messages), `ready_log` (from a batch to the ready log), `lanes` (from
+forwarders to the near log), `release` (from there to the output topics), `group` (which processes share the work),
+`internal_topics` (lease, progress and position), `topics` (creating and checking topics), `resender` (sends dead
+letters to their input topics again).
 """

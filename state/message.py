@@ -12,8 +12,8 @@ from state.kinds import KIND
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
-# A change raises the format numbers of all that stores chunks: `state.checkpoint.file_format`, `sinks.bucket_table` and
-# `sinks.ready_log.chunk`.
+# A change raises the format numbers of all that stores chunks: `state.checkpoint.file_format`,
+# `sinks.buckets.delta_store` and `sinks.ready_log.chunk`.
 MESSAGE_SCHEMA = pa.schema(
     [
         # The due time, epoch ms. For a plain message its timestamp, but never later than its batch's clock.

@@ -1,7 +1,7 @@
 """Buckets: the mutable bucket of each shard, and the sealed buckets, which are cut into segments.
 
 Modelled on Pulsar's `BucketDelayedDeliveryTracker`. This package does not read or write the table of sealed buckets;
-`sinks.bucket_table` does.
+`sinks.buckets` does.
 
 Read in this order:
 1. `mutable`: advances one shard from batch to batch; `operator` adapts it to Spark; `moves`: gives messages of a batch

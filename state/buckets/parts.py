@@ -59,7 +59,7 @@ class MergeName(NamedTuple):
     """What names a merged bucket in the table: no two merges share it, even if one was abandoned.
 
     - `first`, `last`: the range of bucket numbers that it replaces; `last` is its own number
-    - `token`: names the process that made it (`BucketTable.merge_token`)
+    - `token`: names the process that made it (`sinks.buckets.merge_commits.merge_token`)
     - `attempt`: how often that process has tried to merge one of its buckets before, and failed
     """
 

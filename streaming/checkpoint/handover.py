@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import CheckpointMismatch, InvariantViolated
 from conf.failpoints import failpoint
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
 from state.buckets.parts import IS_METADATA

@@ -17,7 +17,8 @@ from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from conf.instants import instant_and_ms
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.merge_commits import merge_token
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.internal_topics.recalled_writer import RecalledWriter
@@ -125,9 +126,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     # 4. Create the table.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
-    merge_token = store.merge_token(lease.fencing_token)
+    token = merge_token(store, lease.fencing_token)
     if lease.after_a_crash:
-        guard.take_over(store, merge_token)
+        guard.take_over(store, token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint.
     _refuse_lost_plan(checkpoint, store, planned)
@@ -151,7 +152,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     newest = None if planned is None else checkpoint.planned(planned)
     left, id_rows = abandoned(store.delta_partitions()), {kind: store.id_partitions(kind) for kind in IdRows}
     return Recovered(
-        checkpoint, newest, history, unread, store, guard, catalog, parts, left, id_rows, merge_token, cutoff_ms,
+        checkpoint, newest, history, unread, store, guard, catalog, parts, left, id_rows, token, cutoff_ms,
         overdue,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.operator import KEPT, SEALED
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.checkpoint.origin import Offsets

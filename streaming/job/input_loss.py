@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.topics import input_bounds
 from state.checkpoint.origin import InputIds, Offsets

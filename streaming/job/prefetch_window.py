@@ -28,8 +28,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.instants import instant_and_ms
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
-from sinks.chunk_plans import in_slices
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.chunk_plans import in_slices
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import slices
@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 # loaded for days would make thousands.
 _MOST_PIECES = 64
 # Where Spark loses cached messages, as with an executor, it reads them again from the files of the version that they
-# were loaded from. The table keeps files that a merge has replaced for an hour (`sinks.bucket_table`). So what was
-# loaded half an hour ago is given up, but for what is due in a quarter, which is delivered by then.
+# were loaded from. The table keeps files that a merge has replaced for an hour (`sinks.buckets.delta_store`). So what
+# was loaded half an hour ago is given up, but for what is due in a quarter, which is delivered by then.
 _FRESH_S = 1_800.0
 _DUE_SOON_MS = 900_000
 _WINDOW = from_arrow_schema(WINDOW_SCHEMA)

@@ -27,5 +27,5 @@ A merge takes only buckets of committed batches, and leaves out only messages be
 running batch, and its replay, find in the new bucket all that they would find in the old ones. A load of the prefetch
 window may start after step 3, and before the driver's catalog has the new segments: so from before step 3 on it asks
 for the parts of both, of which each version of the table has either. Delta decides all of this by partition. So a seal
-and a merge do not conflict. A process that has lost its lease cannot finish a merge (`BucketTable.fence_merges`).
+and a merge do not conflict. A process that has lost its lease cannot finish a merge (`sinks.buckets.merge_commits`).
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import NamedTuple
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.merge import choose, most_behind
 from state.buckets.parts import MergeName

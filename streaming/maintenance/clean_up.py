@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from streaming.maintenance.failures import CLEAN_LOG, VACUUM
 from streaming.maintenance.step import Moment, Outcome, Step
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from conf.failpoints import failpoint
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.parts import chunks_of, marker_of, metadata_of
 from state.buckets.segments import Segment
 from streaming.maintenance.failures import DELETE

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from conf.setting_types import HOUR
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.join_commits import join_cancelled, join_names
 from state.buckets.cancelled import Forgettable
 from state.buckets.merge import choose
 from state.buckets.parts import IdRows
@@ -105,9 +106,9 @@ class IdJoins:
     def _join(self, kind: IdRows, buckets: list[int], forget_before_ms: int) -> Outcome:
         log.info("joining %d partitions of %s ids", len(buckets), kind.name.lower())
         if kind is IdRows.CANCELLED:
-            self._store.join_cancelled(buckets, self._forgettable(forget_before_ms))
+            join_cancelled(self._store, buckets, self._forgettable(forget_before_ms))
         else:
-            self._store.join_names(buckets, forget_before_ms)
+            join_names(self._store, buckets, forget_before_ms)
         return partial(self._adopt, kind, buckets, self._store.id_partitions(kind))
 
     def _adopt(self, kind: IdRows, buckets: list[int], sizes: dict[int, int]) -> None:

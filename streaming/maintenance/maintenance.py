@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import NOTHING_FORGETTABLE, Forgettable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows

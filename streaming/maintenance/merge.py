@@ -12,8 +12,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.failpoints import failpoint
-from sinks.bucket_table import BucketTable
-from sinks.chunk_plans import in_one_task
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.chunk_plans import in_one_task
+from sinks.buckets.merge_commits import append_part, commit_merge
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import MergeSlice, merged_rows, slice_end
 from state.buckets.parts import MergeName, chunks_of, metadata_of
@@ -129,7 +130,7 @@ def merge_slice(
     as_merged = merged_rows(merge.name.last, within, batch_settings, leave_out)
     merged = in_one_task(chunks, cancelled).mapInArrow(as_merged, from_arrow_schema(STORED_SCHEMA))
     failpoint("merging")
-    store.append_part(merged.sortWithinPartitions("part", *ORDER))
+    append_part(store, merged.sortWithinPartitions("part", *ORDER))
     failpoint("slice-merged")
     segments = [described_segment(row.asDict()) for row in store.metadata_of_part(within.part)]
     return MergedSlice(segments, left_out.take())
@@ -137,6 +138,6 @@ def merge_slice(
 
 def finish_merge(store: BucketTable, merge: Merge, number: int) -> None:
     """Replace the merged buckets by the new one, in one commit. `number` counts the finished merges from 1."""
-    store.finish_merge(merge.name, merge.parts, number)
+    commit_merge(store, merge.name, merge.parts, number)
     failpoint("merged")
     log.info("merged buckets %s: %d segments into %d", sorted(merge.buckets), len(merge.replaced), len(merge.merged))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.merge import MergeSlice
 from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.parts import IS_METADATA, chunks_of, has_ids, is_metadata, metadata_of, part_of
 from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
 from state.buckets.segments import Segment

@@ -22,11 +22,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BrokerUnreachable, CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.merge_commits import merge_token
+from sinks.buckets.packed_rows import packed, unpacked
+from sinks.buckets.segment_figures import index_entries, precisions
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import HeldLease
 from sinks.lanes.opening import close_lanes
-from sinks.packed_rows import packed, unpacked
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.topic_ids import input_ids
@@ -135,7 +137,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     guard.restore(store)
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
-    guard.take_over(store, store.merge_token(lease.fencing_token))
+    guard.take_over(store, merge_token(store, lease.fencing_token))
     # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
     for writer_id in (handed_over.origin.checkpoint, writer_of_state(handed_over.origin.checkpoint)):
         store.fence(writer_id)
@@ -315,7 +317,7 @@ def index_of(store: BucketTable, version: int) -> MessageIndex:
     time slots are as long as the longest in the metadata, or 1 ms without metadata. Raises BucketUnreadable if the
     metadata is damaged.
     """
-    index = MessageIndex(max(store.precisions(version), default=0))
-    for row in store.index_entries(version):
+    index = MessageIndex(max(precisions(store, version), default=0))
+    for row in index_entries(store, version):
         index.add_entries(row["index_entries"], row["precision_bits"])
     return index

@@ -13,7 +13,8 @@ from pyroaring import BitMap64
 
 from conf.errors import UsageError
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.merge_commits import merge_token
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from state.checkpoint.handed_over import newest_checkpoint
@@ -74,7 +75,7 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         if skip:
             fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
         if skip or lease.after_a_crash:
-            guard.take_over(store, store.merge_token(lease.fencing_token))
+            guard.take_over(store, merge_token(store, lease.fencing_token))
         return _repair(store, guard, settings, skip, report)
 
 

@@ -14,7 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import UsageError
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.merge_commits import merge_token
 from sinks.internal_topics.lease import HeldLease
 from sinks.lanes.opening import close_lanes
 from sinks.ready_log.writer import fence_writers
@@ -90,7 +91,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     store.check_log()
     refuse_rebuilt(current, store)
     if lease.after_a_crash:
-        guard.take_over(store, store.merge_token(lease.fencing_token))
+        guard.take_over(store, merge_token(store, lease.fencing_token))
     # 2. Create partitions of the progress topic.
     ensure_shards(settings, shards)
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.

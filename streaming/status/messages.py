@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
-from sinks.chunk_plans import in_slices
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.chunk_plans import in_slices
 from sinks.internal_topics.position import read_position
 from sinks.topics.topics import partition_counts
 from state.buckets.cancelled_filter import CancelledFilter

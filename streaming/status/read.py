@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.due_spans import LATER, SPANS_MS
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.mutable_buckets import MutableBucket, dues_by_shard, mutable_buckets

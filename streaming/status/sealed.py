@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.segment_figures import slots
 from state.buckets.segments import Segment
 from state.buckets.table_rows import described_segment
 from state.index.due_counts import DueCounts
@@ -43,7 +44,7 @@ class SealedBuckets:
                 cut[segment.bucket, segment.shard, segment.segment] = segment
             else:
                 histogram.add_uncut(segment.min_deliver_at_ms, segment.count)
-        rows = self.store.slots(histogram.edges_ms, self.version).toLocalIterator() if cut else ()
+        rows = slots(self.store, histogram.edges_ms, self.version).toLocalIterator() if cut else ()
         for row in rows:
             # The rows also include segments of later batches, and segments whose waiting part no edge cuts.
             if (identity := (row["bucket"], row["shard"], row["segment"])) in cut:

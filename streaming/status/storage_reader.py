@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from conf.errors import CheckpointMismatch, CheckpointUnreadable, StorageFailed
 from conf.kafka.clients import check_clients
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.spark.session import open_session
 

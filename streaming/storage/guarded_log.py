@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from conf.errors import LogEntryReplaced
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable, fences_merges
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.merge_commits import fence_merges, fences_merges
 from streaming.storage.folder import Folder
 from streaming.storage.paths import is_on_s3, storage_path
 
@@ -64,7 +65,7 @@ class GuardedLog:
         Call this before the table is read.
         Raises LogEntryReplaced if the fence itself is replaced already. The other entry then stays.
         """
-        store.fence_merges(merge_token)
+        fence_merges(store, merge_token)
         if not self._needed:
             return
         is_fenced = False

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from conf.errors import BucketUnreadable
 from conf.instants import instant
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.parts import chunks_of
 from state.buckets.segments import Segment
 from streaming.storage.failures import TABLE_REMEDY, cause_of, text_of, unreadable_file

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import IdRows
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows

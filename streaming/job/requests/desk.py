@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row
 
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import (
     CANCELLED_SCHEMA,
     NONE_CANCELLED,

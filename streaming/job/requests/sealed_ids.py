@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, located
 from state.message_ids import Ids
 from streaming.job.requests.local_database import as_tuples, local_database, table_from

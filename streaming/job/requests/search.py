@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.operator import ASKED, KEPT
 from state.buckets.parts import part_of

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CancelledIds, replacement_texts
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId

@@ -20,7 +20,7 @@ from conf.errors import ApplicationHeld, CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.setting_types import DAY
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics

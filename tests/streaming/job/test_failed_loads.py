@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import chunks_of, sealed_part
 from state.buckets.table_rows import described_segment

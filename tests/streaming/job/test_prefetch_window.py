@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets import reach
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.id_rows import ID_ROW_SCHEMA, packed_ids
 from state.buckets.parts import IdRows, MergeName

@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame
 import state.buckets.merge
 import streaming.maintenance.merge
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
-from sinks.chunk_plans import in_one_task
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.chunk_plans import in_one_task
+from sinks.buckets.join_commits import join_cancelled
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
@@ -162,7 +163,7 @@ def test_a_slice_is_merged_although_the_cancelled_ids_that_it_reads_are_joined_m
     with ThreadPoolExecutor(1) as threads:
         slice_merged = threads.submit(merge_slice, store, merge, within, BATCH_SETTINGS, ALL_BUCKETS)
         assert_eventually(begun.exists)
-        store.join_cancelled([3, 4], NOTHING_FORGETTABLE)
+        join_cancelled(store, [3, 4], NOTHING_FORGETTABLE)
         released.touch()
         merged_slice = slice_merged.result(60)
     assert (sum(segment.count for segment in merged_slice.segments), merged_slice.cancelled) == (2, 2)

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import chunks_of, metadata_of, sealed_part
 from state.buckets.table_rows import STORED_SCHEMA, described_segment

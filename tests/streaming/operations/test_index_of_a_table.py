@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.segment_figures import precisions
 from state.buckets import table_rows
 from state.buckets.parts import MergeName, part_of, sealed_part
 from state.index.due_counts import TimeSlot
@@ -53,13 +54,13 @@ def test_the_index_has_every_sealed_id_of_every_source_and_its_time_slot(store: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("precisions", [(15, 10, 0), (0, 10, 15)])
+@pytest.mark.parametrize("sealed_at", [(15, 10, 0), (0, 10, 15)])
 def test_after_a_change_of_the_precision_the_index_has_the_coarsest(
-    store: BucketTable, precisions: tuple[int, ...]
+    store: BucketTable, sealed_at: tuple[int, ...]
 ) -> None:
-    for number, bits in enumerate(precisions):
+    for number, bits in enumerate(sealed_at):
         seal_messages(store, number, rows(1000 * number, 30), some_batch_settings(index_precision_bits=bits))
-    assert store.precisions() == {0, 10, 15}
+    assert precisions(store) == {0, 10, 15}
     index = index_of(store, store.version())
     assert len(index) == 90
     assert index.slot_of(*_SOURCES[1], 1000) == TimeSlot(983_040, 983_040 + 32_768)
@@ -73,7 +74,7 @@ def test_a_merge_rewrites_the_ids_at_the_precision_of_its_settings(store: Bucket
     while within := merge.next_slice(105_000):
         merge.add(merge_slice(store, merge, within, some_batch_settings(index_precision_bits=14), ALL_BUCKETS), within)
     finish_merge(store, merge, 1)
-    assert store.precisions() == {14}
+    assert precisions(store) == {14}
     index = index_of(store, store.version())
     waiting = [*range(105, 130), *range(200, 230)]
     assert [len(index.offsets_of(*source)) for source in _SOURCES] == [

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.setting_types import DAY, HOUR, MINUTE
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import LogEntryReplaced
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
 from sinks.topics.topics import ensure_topics

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from conf.errors import BucketUnreadable
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets import table_rows as stored
 from state.buckets.parts import metadata_of
 from streaming.status.due_histogram import DueHistogram

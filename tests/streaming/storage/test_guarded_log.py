@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import LogEntryReplaced
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.table_rows import STORED_SCHEMA
 from streaming.storage.guarded_log import GuardedLog
 from tests.streaming.stalled_upload import StalledUpload, counts, seal
@@ -65,8 +66,8 @@ def test_an_upload_that_replaces_the_fence_before_it_is_kept_stays_and_the_next_
     stalled = StalledUpload(spark, storage, tmp_path / "elsewhere")
 
     class Interrupted(BucketTable):
-        def fence_merges(self, token: int) -> None:
-            super().fence_merges(token)
+        def overwrite(self, *arguments: Any) -> None:
+            super().overwrite(*arguments)
             stalled.arrives()
 
     guard = GuardedLog(spark, str(storage), needed=True)

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.load import load_settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.table_rows import STORED_SCHEMA
 from streaming.storage.failures import translate_storage_errors
 from tests.messages import some_batch_settings

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
 from state.buckets.cancelled import NEVER_MS, cancelled_rows

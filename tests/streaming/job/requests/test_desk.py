@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.join_commits import join_cancelled
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
@@ -311,7 +312,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     known_from[TOPIC, 0] = 5
-    store.join_cancelled([2, 3], RequestDesk(store, Settings()).forgettable(1_000))
+    join_cancelled(store, [2, 3], RequestDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     assert cancelled_in(store)[TOPIC, 0] == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)

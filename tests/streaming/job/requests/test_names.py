@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.join_commits import join_names
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
@@ -395,10 +396,10 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
 
     # The message of `a` is handed over, and its row hides that of the one before.
     assert (found(), found(4)) == ({"a": 5, "b": 2, "d": 6}, {"a": 4, "b": 2})
-    store.join_names([3, 4], 1_000)
+    join_names(store, [3, 4], 1_000)
     assert store.id_partitions(IdRows.NAMED).keys() == {2, 4}
     assert found() == {"a": 5, "b": 2, "d": 6}
-    store.join_names([2, 4], 1_000)
+    join_names(store, [2, 4], 1_000)
     assert found() == {"a": 5, "b": 2, "d": 6}
     assert names_left(store) == 3
     assert store.id_partitions(IdRows.NAMED).keys() == {4}

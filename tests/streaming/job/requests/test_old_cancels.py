@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from conf.setting_types import DAY, HOUR, MINUTE
 from conf.settings import Settings
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from sinks.topics.topics import ensure_topics
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog

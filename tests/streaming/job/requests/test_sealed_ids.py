@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sinks.bucket_table import ALL_BUCKETS, BucketTable
+from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import MergeName
 from state.index.locate import located
 from state.message_ids import Ids, ids_of

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import ApplicationHeld
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.table_rows import STORED_SCHEMA
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings

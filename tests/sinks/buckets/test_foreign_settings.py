@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from conf.spark_options import TABLE_DEFAULTS
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows, chunks_of, sealed_part
 from state.buckets.segments import Segment

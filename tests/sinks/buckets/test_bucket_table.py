@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import ApplicationHeld, BucketUnreadable, FormatMismatch
-from sinks.bucket_table import BucketTable
+from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.merge_commits import append_part, commit_merge, fence_merges, merge_token
+from sinks.buckets.segment_figures import index_entries, slots
 from state.buckets.parts import IS_METADATA, MergeName, abandoned, chunks_of, metadata_of, sealed_part
 from state.buckets.segments import cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, stored_rows
@@ -69,8 +71,8 @@ def merge(store: BucketTable, name: MergeName, number: int, *slices: DataFrame) 
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     replaced = {segment.part for segment in segments if name.first <= segment.bucket <= name.last}
     for rows in slices:
-        store.append_part(rows)
-    store.finish_merge(name, replaced, number)
+        append_part(store, rows)
+    commit_merge(store, name, replaced, number)
 
 
 def slice_of(spark: SparkSession, name: MergeName, number: int, *dues: int) -> DataFrame:
@@ -219,16 +221,16 @@ def test_a_merge_becomes_visible_in_one_commit_and_an_older_version_stays_readab
         store.append(bucket(spark, number, 10 * number, 10 * number + 1), "checkpoint", number)
     before, old_parts = store.version(), parts(store)
     name = MergeName(1, 2, token=7)
-    store.append_part(slice_of(spark, name, 0, 10, 11))
-    store.append_part(slice_of(spark, name, 1, 20, 21))
+    append_part(store, slice_of(spark, name, 0, 10, 11))
+    append_part(store, slice_of(spark, name, 1, 20, 21))
     everything = [10, 11, 20, 21, 30, 31]
     new_parts = {name.part(0), name.part(1)}
 
     # Whoever asks for the parts of both gets the messages once.
     assert parts(store) == old_parts
     assert dues(store.chunks(0, 100, old_parts | new_parts)) == everything
-    assert len(list(store.index_entries())) == len(store.files()) // 2 == 3
-    store.finish_merge(name, [sealed_part(1), sealed_part(2)], 1)
+    assert len(list(index_entries(store))) == len(store.files()) // 2 == 3
+    commit_merge(store, name, [sealed_part(1), sealed_part(2)], 1)
     assert store.version() == before + 3
     assert parts(store) == new_parts | {sealed_part(3)}
     assert sorted((row["bucket"], row["count"]) for row in store.metadata()) == [(2, 2), (2, 2), (3, 2)]
@@ -257,13 +259,13 @@ def test_nothing_of_an_abandoned_merge_is_read(spark: SparkSession, store: Bucke
     for number in (1, 2):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
     name = MergeName(1, 2, 7)
-    store.append_part(slice_of(spark, name, 0, 10))
+    append_part(store, slice_of(spark, name, 0, 10))
     assert parts(store) == {sealed_part(1), sealed_part(2)}
     assert {file["part"] for file in store.files()} == {
         partition for part in parts(store) for partition in (chunks_of(part), metadata_of(part))
     }
     assert store.rows().count() == 4
-    assert len(list(store.index_entries())) == 2
+    assert len(list(index_entries(store))) == 2
     left = abandoned(store.delta_partitions())
     assert left == {chunks_of(name.part(0)), metadata_of(name.part(0))}
     store.delete(left)
@@ -279,10 +281,10 @@ def test_a_process_that_was_paused_while_another_took_over_cannot_finish_a_merge
     name = MergeName(1, 2, token=7)
     successor = BucketTable(spark, store.path)
     # The takeover happens after the check of the lease.
-    earlier = BucketTable(spark, store.path, before_change=lambda: successor.fence_merges(8))
-    store.append_part(slice_of(spark, name, 0, 10, 20))
+    earlier = BucketTable(spark, store.path, before_change=lambda: fence_merges(successor, 8))
+    append_part(store, slice_of(spark, name, 0, 10, 20))
     with pytest.raises(ApplicationHeld, match="another process has taken over while buckets 1 to 2"):
-        earlier.finish_merge(name, parts(store), 1)
+        commit_merge(earlier, name, parts(store), 1)
     assert parts(store) == {sealed_part(1), sealed_part(2)}
     again = MergeName(1, 2, token=8)
     merge(successor, again, 1, slice_of(spark, again, 0, 10, 20))
@@ -292,14 +294,14 @@ def test_a_process_that_was_paused_while_another_took_over_cannot_finish_a_merge
 
 @pytest.mark.thorough
 def test_merges_go_on_after_the_lease_topic_was_made_anew(spark: SparkSession, store: BucketTable) -> None:
-    assert store.merge_token(3) == 3
-    store.fence_merges(3)
+    assert merge_token(store, 3) == 3
+    fence_merges(store, 3)
     # The next holder of the lease, and the first one of a new lease topic.
-    assert store.merge_token(4) == 4
-    assert store.merge_token(1) == 4
+    assert merge_token(store, 4) == 4
+    assert merge_token(store, 1) == 4
     for number in (1, 2):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
-    name = MergeName(1, 2, store.merge_token(1))
+    name = MergeName(1, 2, merge_token(store, 1))
     merge(store, name, 1, slice_of(spark, name, 0, 10, 20))
     assert parts(store) == {name.part(0)}
 
@@ -311,16 +313,16 @@ def test_buckets_sealed_while_others_are_replaced_are_kept_and_nobody_waits(
     for number in (1, 2):
         store.append(bucket(spark, number, 10 * number), "checkpoint", number)
     name = MergeName(1, 2, 7)
-    store.append_part(slice_of(spark, name, 0, 10, 20))
+    append_part(store, slice_of(spark, name, 0, 10, 20))
     begun, sealed = tmp_path / "begun", tmp_path / "sealed"
 
     rows = slice_of(spark, name, 1, 21)
     with ThreadPoolExecutor(1) as executor:
-        later = executor.submit(store.append_part, written_late(rows, begun, sealed))
+        later = executor.submit(append_part, store, written_late(rows, begun, sealed))
         assert_eventually(begun.exists, 60, "the slice")
         for number in (3, 4):
             store.append(bucket(spark, number, 10 * number), "checkpoint", number)
-        store.finish_merge(name, parts(store) - {sealed_part(3), sealed_part(4)}, 1)
+        commit_merge(store, name, parts(store) - {sealed_part(3), sealed_part(4)}, 1)
         sealed.touch()
         later.result()
     assert sorted(row["bucket"] for row in store.metadata()) == [2, 2, 3, 4]
@@ -352,25 +354,25 @@ def test_time_slots_are_those_of_the_segments_that_an_instant_falls_inside(
     store.append(bucket(spark, 1, 10, 20, 30, bits=4, segment_max_messages=2), "checkpoint", 1)
     store.append(bucket(spark, 2, 15, 25, bits=3), "checkpoint", 2)
 
-    def slots(*instants_ms: int, version: int | None = None) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row) for row in store.slots(instants_ms, version).collect())
+    def cut(*instants_ms: int, version: int | None = None) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in slots(store, instants_ms, version).collect())
 
     one, other = (1, 0, 0, 4, [0, 16], [1, 1]), (2, 0, 0, 3, [8, 24], [1, 1])
-    assert slots(16) == slots(16, 20, 99) == [one, other]
-    assert slots(11, 15) == [one]
-    assert slots(25) == [other]
-    assert slots(10, 26, 30) == []
-    assert slots(16, version=store.version() - 1) == [one]
+    assert cut(16) == cut(16, 20, 99) == [one, other]
+    assert cut(11, 15) == [one]
+    assert cut(25) == [other]
+    assert cut(10, 26, 30) == []
+    assert cut(16, version=store.version() - 1) == [one]
 
 
 def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store: BucketTable) -> None:
     # So far apart that each offset takes 10 bytes, in two time slots.
     instants = range(0, 50_000 * 70_000, 70_000)
     store.append(bucket(spark, 1, *instants, bits=31, segment_max_messages=50_000), "checkpoint", 1)
-    offsets = sum(len(entry["offsets"]) for row in store.index_entries() for entry in row["index_entries"])
+    offsets = sum(len(entry["offsets"]) for row in index_entries(store) for entry in row["index_entries"])
     assert offsets > 500_000
     # Delta's log and the file footers take about 80,000 bytes, whatever is read.
-    assert _bytes_read(spark, store.slots([10**9])) < offsets / 4
+    assert _bytes_read(spark, slots(store, [10**9])) < offsets / 4
 
 
 def test_messages_are_counted_by_topic_and_segment_without_offsets(spark: SparkSession, store: BucketTable) -> None:

@@ -1,0 +1,54 @@
+"""The commits that join Delta partitions with ids of messages, without the ids that are of no use any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.buckets.bucket_table import BucketTable
+from state.buckets.cancelled import Forgettable
+from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, joined_ids, packed_ids, unpacked_ids
+from state.buckets.parts import IdRows
+from state.buckets.table_rows import STORED_SCHEMA
+from state.order import ORDER
+
+# In which order names are given.
+_BY_AGE = ("bucket", "partition", "offset")
+
+
+def join_cancelled(store: BucketTable, buckets: Iterable[int], forget: Forgettable) -> None:
+    """Join several Delta partitions with cancelled ids in that of the last one, without those to `forget`."""
+    numbers = sorted(buckets)
+    partitions = [IdRows.CANCELLED.partition(number) for number in numbers]
+    joined = joined_ids(IdRows.CANCELLED, numbers[-1], lambda ids: ~forget.among(ids))
+    rows = _rows_of(store, partitions)
+    ordered = rows.coalesce(1).sortWithinPartitions(*ORDER)
+    store.overwrite(partitions, ordered.mapInArrow(joined, from_arrow_schema(STORED_SCHEMA)))
+
+
+def join_names(store: BucketTable, buckets: Iterable[int], due_before_ms: int) -> None:
+    """Join several Delta partitions with names in that of the last one. Of each name, only the newest row stays.
+
+    And that goes as well if it is of no use since `due_before_ms`, epoch ms.
+    """
+    numbers = sorted(buckets)
+    partitions = [IdRows.NAMED.partition(number) for number in numbers]
+    rows = _rows_of(store, partitions).mapInArrow(unpacked_ids, from_arrow_schema(ID_ROW_SCHEMA))
+    # Before anything is forgotten: otherwise the row that a newer one has replaced would count again.
+    left = _newest(rows).where(f"max_deliver_at_ms >= {due_before_ms}").select(*ID_ROW_SCHEMA.names)
+    joined = left.coalesce(1).sortWithinPartitions(*ORDER)
+    packing = packed_ids(IdRows.NAMED, numbers[-1])
+    store.overwrite(partitions, joined.mapInArrow(packing, from_arrow_schema(STORED_SCHEMA)))
+
+
+def _rows_of(store: BucketTable, partitions: Iterable[str]) -> DataFrame:
+    return store.all_rows().where(F.col("part").isin(list(partitions))).select(*STORED_IDS)
+
+
+def _newest(names: DataFrame) -> DataFrame:
+    """Return the newest row of each name."""
+    by_age = Window.partitionBy("name").orderBy(*(F.col(name).desc() for name in _BY_AGE))
+    return names.withColumn("age", F.row_number().over(by_age)).where("age = 1").drop("age")
