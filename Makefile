@@ -35,7 +35,7 @@ NICE := nice -n 10
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml $(PINNED) $(wildcard conf/java/*.xml conf/java/*.sha256)
+$(STAMP): pyproject.toml $(PINNED) $(wildcard conf/java/jars/*.xml conf/java/jars/*.sha256)
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# The first pin of a package counts.

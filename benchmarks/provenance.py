@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from conf.java.jars import broker_jars, java_command, java_version
+from conf.java.command import java_command, java_version
+from conf.java.jars.installed import broker_jars
 
 _ROOT = Path(__file__).parent.parent
 _SERVICE = ("conf", "sources", "state", "sinks", "streaming")

@@ -7,7 +7,7 @@ import subprocess
 from base64 import encodebytes
 from pathlib import Path
 
-from conf.java.jars import java_command
+from conf.java.command import java_command
 
 STORE_PASSWORD = "of-the-store"
 # DER of the object identifier 1.2.840.113549.1.12.10.1.2 (RFC 7292), which precedes an encrypted key in PKCS12.

@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from kafka.admin import KafkaAdminClient
 from pyspark.sql import SparkSession
 
-from conf.java.jars import java_command
+from conf.java.command import java_command
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.topics.topics import ensure_topics

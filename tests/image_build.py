@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dockerfile_parse import DockerfileParser
 
-from conf.java.jars import jars_folder
+from conf.java.jars.installed import jars_folder
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "conf/docker/Dockerfile"

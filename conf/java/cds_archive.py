@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conf.java.jars import java_path, pyspark_jars, spark_jars
+from conf.java.command import java_path
+from conf.java.jars.installed import pyspark_jars, spark_jars
 
 _NAME = "spark-classes"
 _TRAINING = "streaming.spark.cds_training"

@@ -29,7 +29,8 @@ def jars(
     start faster.
     """
     from conf.java.cds_archive import make_cds_archive
-    from conf.java.jars import GROUPS, S3, fetch_jars
+    from conf.java.jars.fetch import GROUPS, fetch_jars
+    from conf.java.jars.installed import S3
 
     jars = settings_of(config, overrides).jars
     groups = (*GROUPS, S3) if s3 else GROUPS

@@ -18,7 +18,8 @@ from kafka.errors import KafkaError
 
 from conf.end_signals import deferred
 from conf.errors import BrokerFailed
-from conf.java.jars import JAVA_FILES, broker_jars, java_command
+from conf.java.command import JAVA_FILES, java_command
+from conf.java.jars.installed import broker_jars
 from streaming.local.broker_properties import address, node_properties, properties_text
 from streaming.local.free_port import free_port
 

@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from conf.failpoints import ROOT_VARIABLE
 from conf.java.cds_archive import cds_options
-from conf.java.jars import JAVA_FILES, s3_jars, spark_jars
+from conf.java.command import JAVA_FILES
+from conf.java.jars.installed import s3_jars, spark_jars
 from conf.java.spark_line import checkpoint_class
 from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret

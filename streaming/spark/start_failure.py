@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from conf.errors import DelaylineError, JavaMissing, SettingError
-from conf.java.jars import java_command
+from conf.java.command import java_command
 from conf.secrets import is_secret, without_secrets
 
 _UNCAUGHT = 'Exception in thread "main" '

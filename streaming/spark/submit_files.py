@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.errors import UsageError
-from conf.java.jars import S3, is_complete, s3_jars
+from conf.java.jars.installed import S3, is_complete, s3_jars
 from conf.settings import Settings
 from streaming.spark.session import spark_options
 

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from conf.java.jars import broker_jars
+from conf.java.jars.installed import broker_jars
 from streaming.local.broker import EmbeddedBroker
 from tests.quick_java import quick_broker
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.cluster import LOOPBACK, SPARK, Cluster
-from conf.java.jars import jars_folder
+from conf.java.jars.installed import jars_folder
 from conf.process_tree import kill_tree
 from tests.quick_java import QUICK_JAVA
 from tests.system.environments import new_environment

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from conf.java.jars import broker_jars, java_command
+from conf.java.command import java_command
+from conf.java.jars.installed import broker_jars
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService

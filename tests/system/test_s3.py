@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import JarsMissing
-from conf.java.jars import s3_jars
+from conf.java.jars.installed import s3_jars
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.java.jars import jars_folder
+from conf.java.jars.installed import jars_folder
 from conf.java.spark_line import spark_line
 from tests.system.conftest import Application, MakeService
 from tests.system.environments import new_environment

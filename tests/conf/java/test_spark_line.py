@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 
 from conf.errors import SparkUnsupported
 from conf.java import spark_line as module
-from conf.java.jars import JAVA_FILES, spark_jars
+from conf.java.jars.installed import spark_jars
+from conf.java.jars.jar_lock import LISTS
 from conf.java.spark_line import LINES, checkpoint_class, spark_line
 
 ROOT = Path(__file__).parents[3]
@@ -64,8 +65,8 @@ def test_without_pyspark_that_is_said(install: Install) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_the_jars_that_a_line_lists_are_locked(line: str) -> None:
     for group in ("spark", "s3"):
-        locked = {entry.rpartition("/")[2] for entry in (JAVA_FILES / f"{group}-{line}.sha256").read_text().split("\n")}
-        listing = XML.parse(JAVA_FILES / f"{group}-{line}.xml")  # noqa: S314, a file of ours
+        locked = {entry.rpartition("/")[2] for entry in (LISTS / f"{group}-{line}.sha256").read_text().split("\n")}
+        listing = XML.parse(LISTS / f"{group}-{line}.xml")  # noqa: S314, a file of ours
         for listed in listing.iter("dependency"):
             assert f"{listed.get('name')}-{listed.get('rev')}.jar" in locked
 

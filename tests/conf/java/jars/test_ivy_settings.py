@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from conf.errors import JarsMissing
-from conf.java.mirror import ivy_settings
+from conf.java.jars.mirror import ivy_settings
 from tests.http_answers import answering, say
 
 

@@ -1,21 +1,18 @@
 """The lists of jars, and their locks: the SHA-256 of each jar, so that nobody runs others than were run together.
 
-After a change of a version in one of the lists (`.xml`), `python -m conf.java.jar_lock` fetches its jars and writes the
-locks (`.sha256`) anew: those of the broker, and of the installed line of Spark. Their form is that of `sha256sum`.
+The locks (`.sha256`) have the form of `sha256sum`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conf.errors import JarsMissing
 from conf.java.spark_line import spark_line
 
-_FOLDER = Path(__file__).parent
-_GROUPS = ("spark", "broker", "s3")
+# The folder of both.
+LISTS = Path(__file__).parent
 
 
 def list_of(group: str) -> Path:
@@ -37,14 +34,14 @@ def locked(group: str) -> dict[str, str]:
 def wrong_jars(group: str, folder: Path) -> list[str]:
     """Return the names of the jars of `group` that `folder` has with another SHA-256 than that of the lock."""
     return [
-        name for name, digest in locked(group).items() if (jar := folder / name).exists() and _digest(jar) != digest
+        name for name, digest in locked(group).items() if (jar := folder / name).exists() and digest_of(jar) != digest
     ]
 
 
 def check_locked(group: str, folder: Path) -> None:
     """Raise JarsMissing unless `folder` has the jars of `group`, and no others."""
     wanted = locked(group)
-    found = {jar.name: _digest(jar) for jar in folder.glob("*.jar")}
+    found = {jar.name: digest_of(jar) for jar in folder.glob("*.jar")}
     problems = [
         *(f"{name} is not there" for name in sorted(wanted.keys() - found.keys())),
         *(f"{name} is there, and is not one of them" for name in sorted(found.keys() - wanted.keys())),
@@ -58,33 +55,12 @@ def check_locked(group: str, folder: Path) -> None:
         raise JarsMissing(f"the {group} jars are not those of {lock_of(group).name}: {'; '.join(problems)}")
 
 
-def write_locks(folders: Mapping[str, Path]) -> None:
-    """Write the locks of the jars in the folder of each group."""
-    for group, folder in folders.items():
-        jars = sorted(folder.glob("*.jar"))
-        lock_of(group).write_text("".join(f"{_digest(jar)}  {group}/{jar.name}\n" for jar in jars))
-
-
 def _file_of(group: str, ending: str) -> Path:
     # The broker runs without Spark.
-    return _FOLDER / (f"{group}.{ending}" if group == "broker" else f"{group}-{spark_line()}.{ending}")
+    return LISTS / (f"{group}.{ending}" if group == "broker" else f"{group}-{spark_line()}.{ending}")
 
 
-def _digest(jar: Path) -> str:
+def digest_of(jar: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with jar.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _main() -> None:
-    from conf.java.jars import run_ivy
-
-    with TemporaryDirectory() as folder:
-        folders = {group: Path(folder, group) for group in _GROUPS}
-        for group, own in folders.items():
-            own.mkdir()
-            run_ivy(group, own, print)
-        write_locks(folders)
-
-
-if __name__ == "__main__":
-    _main()

@@ -1,4 +1,4 @@
-"""Finding Java, and the jars that Ivy fetches."""
+"""The jars that Ivy fetches."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import conf.java.jars
-from conf.errors import JarsMissing, JavaMissing
-from conf.java.jar_lock import check_locked, locked
-from conf.java.jars import broker_jars, fetch_jars, jars_folder, java_command, pyspark_jars, s3_jars, spark_jars
+from conf.errors import JarsMissing
+from conf.java.jars import installed, ivy
+from conf.java.jars.fetch import fetch_jars
+from conf.java.jars.installed import broker_jars, jars_folder, pyspark_jars, s3_jars, spark_jars
+from conf.java.jars.jar_lock import check_locked, locked
 from conf.java.spark_line import spark_line
 
 # By line of Spark: Delta's artifact, the version of the Kafka connector, and the jars for S3 that have the name of one
@@ -25,14 +26,6 @@ _NAMESAKES: dict[str, set[str]] = {"4.0": {"annotations"}, "4.1": set()}
 def names(jars: list[Path]) -> set[str]:
     """Return the artifact names without versions."""
     return {re.split(r"-\d+\.", jar.name)[0] for jar in jars}
-
-
-def fake_java(home: Path, version: str) -> Path:
-    java = home / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
-    java.chmod(0o755)
-    return java
 
 
 def test_sparks_jars_contain_none_that_pyspark_ships() -> None:
@@ -91,7 +84,7 @@ def test_the_jars_for_s3_are_fetched_on_request_and_contain_none_that_pyspark_sh
 
 def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark.xml").write_text("<ivy-module/>")
-    monkeypatch.setattr(conf.java.jars, "list_of", lambda group: tmp_path / f"{group}.xml")
+    monkeypatch.setattr(installed, "list_of", lambda group: tmp_path / f"{group}.xml")
     with pytest.raises(JarsMissing, match="of another version"):
         spark_jars()
 
@@ -99,43 +92,11 @@ def test_jars_of_another_version_count_as_missing(tmp_path: Path, monkeypatch: p
 @pytest.mark.usefixtures("java")
 def test_a_failed_fetch_names_the_cause_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark.xml").write_text("this is no ivy file")
-    monkeypatch.setattr(conf.java.jars, "list_of", lambda group: tmp_path / f"{group}.xml")
+    monkeypatch.setattr(ivy, "list_of", lambda group: tmp_path / f"{group}.xml")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(JarsMissing, match=r"could not fetch the spark jars[\s\S]*spark\.xml"):
         fetch_jars(lambda line: None)
     assert list((tmp_path / "share" / "delayline" / "jars").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("version", "fits"), [("17.0.15", True), ("21", True), ("11.0.2", False), ("1.8.0_392", False)]
-)
-def test_java_of_java_home_must_be_new_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
-) -> None:
-    java = fake_java(tmp_path, version)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    if fits:
-        assert java_command() == str(java)
-    else:
-        with pytest.raises(JavaMissing, match="Java 17 or newer"):
-            java_command()
-
-
-def test_java_is_found_on_the_path_and_its_absence_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(JavaMissing, match="no java in PATH"):
-        java_command()
-    java = fake_java(tmp_path, "17")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    assert java_command() == str(java)
-
-
-def test_a_java_home_without_java_is_an_error_and_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spark would use JAVA_HOME and fail later.
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match="JAVA_HOME"):
-        java_command()
 
 
 def offline_folder(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 from conf.errors import JarsMissing
-from conf.java.jar_lock import list_of
+from conf.java.jars.jar_lock import list_of
 
 _ANSWER_TIMEOUT_S = 60
 _REFUSED = (401, 403)

@@ -15,8 +15,9 @@ from xml.etree import ElementTree
 import pytest
 
 from conf.errors import JarsMissing
-from conf.java.jar_lock import list_of, locked
-from conf.java.jars import GROUPS, fetch_jars, is_complete, jars_folder
+from conf.java.jars.fetch import GROUPS, fetch_jars
+from conf.java.jars.installed import is_complete, jars_folder
+from conf.java.jars.jar_lock import list_of, locked
 from tests.http_answers import serving
 
 pytestmark = pytest.mark.usefixtures("java")
