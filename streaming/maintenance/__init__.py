@@ -3,8 +3,8 @@
 It changes only what committed batches have left. No batch waits for it, and it waits for no batch.
 
 Read `maintenance` (which services there are), `step` (what a service has another thread do), `failures` (what follows
-if that fails), and then the services: `deletion`, `clean_up`, `id_joins`, and `bucket_merges` with `merging` (its
-threads), `merge` and `stretches`.
+if that fails), and then the services: `deletion`, `clean_up`, `id_joins`, and `bucket_merges` with `merge_plan` (which
+merges are due), `merge_queue` (their steps), `merging` (the threads), `merge` and `stretches`.
 
 A part whose messages are all handed over is deleted, chunks and metadata. Its files are vacuumed an hour later.
 

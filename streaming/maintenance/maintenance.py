@@ -14,11 +14,12 @@ from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows
 from state.buckets.segments import Segment
 from state.checkpoint.batch_settings import BatchSettings
-from streaming.maintenance.bucket_merges import BucketMerges, MergeRules
+from streaming.maintenance.bucket_merges import BucketMerges
 from streaming.maintenance.clean_up import LogCleanUp, Vacuum
 from streaming.maintenance.deletion import Deletion
 from streaming.maintenance.failures import Failures
 from streaming.maintenance.id_joins import IdJoins
+from streaming.maintenance.merge_plan import MergeRules
 from streaming.maintenance.step import Moment, Outcome, Service, Step
 from streaming.monitor.job_metrics import StepFailures
 from streaming.monitor.job_status import Merges

@@ -22,6 +22,7 @@ from state.buckets.segments import ANY_SHARD, Segment, cut
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.maintenance import Maintenance
 from streaming.maintenance.merge import Merge, MergedSlice, finish_merge, merge_slice
+from streaming.maintenance.merge_queue import MergeQueue
 from streaming.maintenance.merging import Merging
 from tests.messages import cancelled, messages
 from tests.streaming.maintenance.clocked_table import (
@@ -147,18 +148,19 @@ def test_a_merge_goes_on_from_slice_to_slice_however_long_a_batch_takes(
 def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.buckets.merge, "SLICE_MESSAGES", 20)
     large, small = merge_of_two(table, 0, 30), merge_of_two(table, 2, 5)
-    merging = Merging(table.store, BATCH_SETTINGS, 1, lambda: None)
-    merging.begin(large)
-    merging.begin(small)
-    merging.go_on(3, 0)
+    queue = MergeQueue()
+    merging = Merging(table.store, queue, BATCH_SETTINGS, 1, lambda: None)
+    queue.begin(large)
+    queue.begin(small)
+    merging.go_on(queue.go_on(3, 0))
     merging.wait(60)
-    assert merging.take_sliced() == [small, large]
+    assert queue.take_sliced() == [small, large]
     # Finishing one goes before all slices.
-    merging.begin(large)
-    merging.finish(small)
-    merging.go_on(3, 0)
+    queue.begin(large)
+    queue.finish(small)
+    merging.go_on(queue.go_on(3, 0))
     merging.wait(60)
-    assert merging.take_finished() == [small]
+    assert queue.take_finished() == [small]
     merging.close()
 
 
@@ -166,12 +168,13 @@ def test_merges_that_end_together_are_finished_one_after_the_other_while_slices_
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = [merge_of_two(table, first, 1) for first in (0, 2)]
-    merging = Merging(table.store, BATCH_SETTINGS, 2, lambda: None)
+    queue = MergeQueue()
+    merging = Merging(table.store, queue, BATCH_SETTINGS, 2, lambda: None)
     for merge in ended:
-        merging.begin(merge)
-    merging.go_on(3, 0)
+        queue.begin(merge)
+    merging.go_on(queue.go_on(3, 0))
     merging.wait(60)
-    assert len(merging.take_sliced()) == 2
+    assert len(queue.take_sliced()) == 2
     other_thread_went_on = threading.Event()
 
     def overtaken(store: BucketTable, merge: Merge, number: int) -> None:
@@ -188,11 +191,11 @@ def test_merges_that_end_together_are_finished_one_after_the_other_while_slices_
     monkeypatch.setattr(streaming.maintenance.merging, "finish_merge", overtaken)
     monkeypatch.setattr(streaming.maintenance.merging, "merge_slice", sliced)
     for merge in ended:
-        merging.finish(merge)
-    merging.begin(merge_of_two(table, 4, 1))
-    merging.go_on(5, 0)
+        queue.finish(merge)
+    queue.begin(merge_of_two(table, 4, 1))
+    merging.go_on(queue.go_on(5, 0))
     merging.wait(60)
-    assert merging.take_finished() == ended
+    assert queue.take_finished() == ended
     merging.close()
     assert sorted((row["bucket"], row["count"]) for row in table.store.metadata()) == [(1, 2), (3, 2), (4, 1), (5, 1)]
 
