@@ -18,7 +18,7 @@ from benchmarks.sealed_table import SealedTable, sealed_table
 from benchmarks.waiting import say, wait_until
 from conf.load import load_settings
 from state.buckets.catalog import SegmentCatalog
-from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.maintenance import Maintenance
 
 MESSAGES, SEALED_AT_ONCE = 10_000_000, 200_000
@@ -104,7 +104,7 @@ def _is_idle(merging: Maintenance, last_bucket: int) -> bool:
 def _load(table: SealedTable, catalog: SegmentCatalog) -> tuple[int, int]:
     """Load the first hours; return the bytes that Spark read from files, and the messages that were loaded."""
     counts = _Counts()
-    logger = logging.getLogger("streaming.job.prefetch_window")
+    logger = logging.getLogger("streaming.job.sealed.prefetch_window")
     logger.addHandler(counts)
     logger.setLevel(logging.INFO)
     settings = load_settings(None, [], environ={})

@@ -38,7 +38,11 @@ _DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
 _UNIT_DURATION_S = 0.0
 
 # The folders whose tests with a Spark session take half of the time of all that have one.
-_OF_BATCHES = {"tests.streaming.job", "tests.streaming.maintenance"}
+_OF_BATCHES = {
+    "tests.streaming.job",
+    *(f"tests.streaming.job.{each}" for each in ("inputs", "lanes", "sealed", "watches")),
+    "tests.streaming.maintenance",
+}
 
 # Brokers beside the one that each worker has. One worker runs all tests of such a broker, and starts it once.
 _SHARED_BROKERS = {"proxied", "strict"}

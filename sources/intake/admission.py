@@ -1,4 +1,4 @@
-"""Refusing messages of topics of which too many wait. The job decides which (`streaming.job.admission`)."""
+"""Refusing messages of topics of which too many wait. The job decides which (`streaming.job.inputs.admission`)."""
 
 from __future__ import annotations
 

@@ -2,16 +2,11 @@
 
 It depends on no command, and starts no operation.
 
-Read `query` (how the parts are joined), `batch` (the steps of one batch), `arrivals` (when the next one begins),
-`claim_watch` (what forwarders have taken) and `old_claims` (which nobody needs), `lane_start` (opens and closes the
-lanes of forwarders), `admission` (what a batch refuses because too much waits), `prefetch_window` (sealed messages,
-loaded ahead of need) and `loaded_cancels` (which of these are cancelled since), the package `requests` (cancels,
-replacements and names), `look_ahead` (what is read of the table beside the batches), `service` (the start),
-`start_wait` (a start without a broker) and `unfinished_batch` (what was cut off before), `query_watch` (watch and end),
-`gate` (which batches still run) and `query_failure` (the error of the query), `clock_watch`, `outage_watch`,
-`slow_batch_watch` and `progress_watch`, `task_progress` (whether a long batch goes on), `input_loss` (records that were
-deleted unread), `input_watch` (whether the input topics are still the same), `unreadable_stamps`, `replayed_seal`
-(whether a replay seals what its first try did), `unchanged_buckets` (what waits in buckets since before the start).
+Read `query` (how the parts are joined) and `batch` (the steps of one batch). Then read what a batch uses: the packages
+`inputs` (its records), `lanes` (what forwarders have taken), `sealed` (messages of earlier batches) and `requests`
+(cancels, replacements and names). Last read `service` (the start), `start_wait` (a start without a broker) and
+`unfinished_batch` (what was cut off before), `gate` (which batches still run), `query_watch` (from the start to the
+end) with the package `watches`, and `query_failure` (the error of the query).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
 event time is the cutoff of the next batch: the present time plus the horizon, or less if more is due before than

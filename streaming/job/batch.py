@@ -36,20 +36,20 @@ from state.due_spans import decode_runs
 from state.names import name_rows
 from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
-from streaming.job.admission import Admission
-from streaming.job.arrivals import ArrivalWatch, reads_to_limit
-from streaming.job.claim_watch import ClaimWatch
-from streaming.job.clock_watch import check_not_ahead, now_ms
-from streaming.job.input_loss import read_bounds, warn_of_input_loss
-from streaming.job.input_watch import InputWatch
-from streaming.job.look_ahead import LookAhead
-from streaming.job.old_claims import OldClaims
-from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.inputs.admission import Admission
+from streaming.job.inputs.arrivals import ArrivalWatch, reads_to_limit
+from streaming.job.inputs.input_loss import read_bounds, warn_of_input_loss
+from streaming.job.inputs.input_watch import InputWatch
+from streaming.job.lanes.claim_watch import ClaimWatch
+from streaming.job.lanes.old_claims import OldClaims
 from streaming.job.query import tell_tasks
-from streaming.job.replayed_seal import SealedBatch
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.search import driver_rows
+from streaming.job.sealed.look_ahead import LookAhead
+from streaming.job.sealed.prefetch_window import PrefetchWindow
+from streaming.job.sealed.replayed_seal import SealedBatch
+from streaming.job.watches.clock_watch import check_not_ahead, now_ms
 from streaming.maintenance.failures import Failures
 from streaming.maintenance.maintenance import Maintenance
 from streaming.monitor.estimate import MutableDues

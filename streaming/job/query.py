@@ -129,7 +129,7 @@ def start_query(
 
     With `only_planned` it ends with the batch that was cut off, which must exist, and plans no other.
     """
-    # Otherwise each batch waits at its end until the next one should begin (`streaming.job.arrivals`).
+    # Otherwise each batch waits at its end until the next one should begin (`streaming.job.inputs.arrivals`).
     trigger: dict[str, Any] = {"once": True} if only_planned else {"processingTime": "0 seconds"}
     return (
         shard_output.writeStream.queryName(settings.application_id)

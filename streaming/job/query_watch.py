@@ -14,13 +14,13 @@ from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, ServiceSto
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from streaming.job.batch import BatchRunner
-from streaming.job.clock_watch import ClockWatch
 from streaming.job.gate import Gate
-from streaming.job.outage_watch import OutageWatch
-from streaming.job.progress_watch import ProgressWatch
 from streaming.job.query_failure import cause_of_end, failure_of
-from streaming.job.slow_batch_watch import SlowBatchWatch
-from streaming.job.unchanged_buckets import UnchangedBuckets
+from streaming.job.watches.clock_watch import ClockWatch
+from streaming.job.watches.outage_watch import OutageWatch
+from streaming.job.watches.progress_watch import ProgressWatch
+from streaming.job.watches.slow_batch_watch import SlowBatchWatch
+from streaming.job.watches.unchanged_buckets import UnchangedBuckets
 from streaming.monitor.job_metrics import JobCounts
 from streaming.processes.supervisor import Processes
 

@@ -20,16 +20,16 @@ from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics
 from streaming.checkpoint.recovery import input_starts, recover
 from streaming.job.batch import BatchRunner
-from streaming.job.clock_watch import check_host_clock, watch_from
 from streaming.job.gate import Gate
-from streaming.job.lane_start import open_new_application, start_lanes
+from streaming.job.inputs.unreadable_stamps import check_stamps
+from streaming.job.lanes.lane_start import open_new_application, start_lanes
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.query_watch import QueryWatch, RunningJob
 from streaming.job.start_wait import StartWait
-from streaming.job.task_progress import TaskProgress
-from streaming.job.unchanged_buckets import UnchangedBuckets, state_of
 from streaming.job.unfinished_batch import begin_again, check_input
-from streaming.job.unreadable_stamps import check_stamps
+from streaming.job.watches.clock_watch import check_host_clock, watch_from
+from streaming.job.watches.task_progress import TaskProgress
+from streaming.job.watches.unchanged_buckets import UnchangedBuckets, state_of
 from streaming.monitor.job_metrics import JobCounts, monitored_job
 from streaming.processes.kinds import Kind
 from streaming.processes.supervisor import Processes

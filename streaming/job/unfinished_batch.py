@@ -14,11 +14,11 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import Recovered, input_starts, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of
 from streaming.job.batch import BatchRunner
-from streaming.job.clock_watch import check_host_clock, watch_from
-from streaming.job.input_loss import check_input_loss
-from streaming.job.lane_start import start_lanes
+from streaming.job.inputs.input_loss import check_input_loss
+from streaming.job.lanes.lane_start import start_lanes
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.query_failure import failure_of
+from streaming.job.watches.clock_watch import check_host_clock, watch_from
 from streaming.monitor.job_metrics import JobCounts
 from streaming.storage.failures import translate_storage_errors
 

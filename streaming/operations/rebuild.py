@@ -53,7 +53,7 @@ from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
-from streaming.job.claim_watch import ClaimWatch
+from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.operations.rest import Rest
 from streaming.processes.drain import drain

@@ -29,7 +29,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
 from streaming.checkpoint.recovery import read_markers, refuse_rebuilt
-from streaming.job.lane_start import without_forwarders
+from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session

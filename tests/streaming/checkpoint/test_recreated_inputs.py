@@ -25,7 +25,7 @@ from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import Recovered, read_markers, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
-from streaming.job.input_loss import check_input_loss
+from streaming.job.inputs.input_loss import check_input_loss
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings

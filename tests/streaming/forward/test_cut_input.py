@@ -21,7 +21,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.claims import lane_of
 from streaming.forward.process import ForwardProcess
-from streaming.job.claim_watch import ClaimWatch
+from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import PATIENCE, assert_eventually
 from tests.quick_java import quick_broker

@@ -22,8 +22,8 @@ from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
-from streaming.job.clock_watch import now_ms
-from streaming.job.lane_start import start_lanes
+from streaming.job.lanes.lane_start import start_lanes
+from streaming.job.watches.clock_watch import now_ms
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
 from tests.conftest import MakeSettings

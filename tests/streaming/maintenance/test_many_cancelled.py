@@ -17,7 +17,7 @@ from state.buckets.id_rows import ID_ROW_SCHEMA, packed_ids
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA
-from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, merge_slice
 from tests.messages import RECORD, some_batch_settings
 from tests.streaming.sealed import seal_messages

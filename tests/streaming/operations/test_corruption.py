@@ -17,7 +17,7 @@ from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import chunks_of, metadata_of, sealed_part
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.message import decode_chunk
-from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, find_corruption, lost_ids, repaired
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages

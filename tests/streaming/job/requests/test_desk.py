@@ -28,12 +28,12 @@ from state.kinds import ANSWER
 from state.message import decode_chunk, encode_chunk
 from state.message_ids import each_of as each_id
 from state.message_ids import ids_of, parse_id
-from streaming.job.prefetch_window import PrefetchWindow
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.search import driver_rows
 from streaming.job.requests.stored_ids import StoredIds
+from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages, some_batch_settings

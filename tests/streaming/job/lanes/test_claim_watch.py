@@ -13,8 +13,8 @@ from conf.settings import Settings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.claims import JOB, Claim, lane_of
-from streaming.job import claim_watch
-from streaming.job.claim_watch import ClaimWatch
+from streaming.job.lanes import claim_watch
+from streaming.job.lanes.claim_watch import ClaimWatch
 
 _EPOCH, _LANES = 1, 2
 _TOPIC, _ID = "in", "A"

@@ -8,8 +8,8 @@ import pytest
 
 from state.checkpoint.planned_batch import PlannedBatch
 from state.due_spans import DueRun
-from streaming.job import unchanged_buckets
-from streaming.job.unchanged_buckets import UnchangedBuckets
+from streaming.job.watches import unchanged_buckets
+from streaming.job.watches.unchanged_buckets import UnchangedBuckets
 from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts
 from tests.eventually import assert_eventually

@@ -9,7 +9,7 @@ from conf.errors import CheckpointMismatch
 from sinks.topics.topic_ids import input_ids
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
-from streaming.job.input_watch import InputWatch
+from streaming.job.inputs.input_watch import InputWatch
 from tests.conftest import MakeSettings, MakeTopic
 from tests.eventually import assert_eventually
 

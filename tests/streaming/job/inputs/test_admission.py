@@ -18,9 +18,9 @@ from state.checkpoint.batch_settings import DelayPolicy, Refusal
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.job import admission
-from streaming.job.admission import Admission, WaitingMessages, offsets_after
-from streaming.job.input_loss import Bounds
+from streaming.job.inputs import admission
+from streaming.job.inputs.admission import Admission, WaitingMessages, offsets_after
+from streaming.job.inputs.input_loss import Bounds
 from tests.messages import some_batch_settings
 
 OFFSETS = st.dictionaries(st.sampled_from("0123"), st.integers(0, 1_000))

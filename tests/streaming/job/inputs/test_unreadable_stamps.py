@@ -10,8 +10,8 @@ import pytest
 from conf.errors import BrokerUnreachable, RecordUnreadable, RightMissing
 from conf.settings import Settings
 from sources.intake.stamp_check import MOST_FOUND, Unreadable
-from streaming.job import unreadable_stamps
-from streaming.job.unreadable_stamps import check_stamps
+from streaming.job.inputs import unreadable_stamps
+from streaming.job.inputs.unreadable_stamps import check_stamps
 
 CHECKPOINT: Any = SimpleNamespace(
     last_planned=lambda: 3, read_offsets=dict, planned=lambda _: SimpleNamespace(offsets={"in": {"0": 9}})

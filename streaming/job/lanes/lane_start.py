@@ -33,7 +33,7 @@ from state.checkpoint.input_ids import newest_ids, recreated, with_present
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets, as_offsets
 from state.claims import Terms
 from streaming.checkpoint.recovery import Recovered, read_markers
-from streaming.job.claim_watch import LOST_CLAIMS_REMEDY, ClaimWatch
+from streaming.job.lanes.claim_watch import LOST_CLAIMS_REMEDY, ClaimWatch
 from streaming.storage.paths import BUCKETS, local_checkpoint, local_folder, storage_path
 
 log = logging.getLogger(__name__)

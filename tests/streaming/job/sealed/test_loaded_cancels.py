@@ -6,7 +6,7 @@ import math
 import time
 
 from state.buckets.cancelled import NEVER_MS
-from streaming.job.loaded_cancels import LoadedCancels
+from streaming.job.sealed.loaded_cancels import LoadedCancels
 from tests.messages import cancelled
 
 IN = ("in", 0)

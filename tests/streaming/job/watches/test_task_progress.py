@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.sql import SparkSession
 
-from streaming.job.task_progress import TaskProgress
+from streaming.job.watches.task_progress import TaskProgress
 from tests.eventually import assert_eventually
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.job.slow_batch_watch import SlowBatchWatch
+from streaming.job.watches.slow_batch_watch import SlowBatchWatch
 from streaming.monitor.job_metrics import JobCounts
 
 

@@ -9,8 +9,8 @@ import pytest
 from conf.settings import Settings
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan
-from streaming.job import old_claims
-from streaming.job.old_claims import OldClaims
+from streaming.job.lanes import old_claims
+from streaming.job.lanes.old_claims import OldClaims
 
 
 def test_what_an_origin_says_of_a_topic_that_was_created_again_is_not_about_the_new_one(

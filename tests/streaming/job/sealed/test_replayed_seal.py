@@ -6,7 +6,7 @@ import pytest
 
 from conf.errors import CheckpointMismatch
 from state.buckets.segments import Segment
-from streaming.job.replayed_seal import SealedBatch
+from streaming.job.sealed.replayed_seal import SealedBatch
 
 FIRST = Segment(9, 0, 0, "9", 1_000, 2_000, 10, 500)
 SECOND = Segment(9, 0, 1, "9", 2_000, 3_000, 5, 300)

@@ -7,7 +7,7 @@ import pytest
 from conf.errors import RecordsExpired
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
-from streaming.job.input_loss import (
+from streaming.job.inputs.input_loss import (
     DeletedRange,
     check_replay,
     deleted_ranges,

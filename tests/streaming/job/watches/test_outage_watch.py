@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.job.outage_watch import OutageWatch
+from streaming.job.watches.outage_watch import OutageWatch
 
 
 class Query:

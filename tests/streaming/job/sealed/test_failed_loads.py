@@ -15,7 +15,7 @@ from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import chunks_of, sealed_part
 from state.buckets.table_rows import described_segment
 from state.message import decode_chunk
-from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.failures import Failures
 from streaming.monitor.job_metrics import StepFailures
 from tests.messages import some_batch_settings

@@ -38,7 +38,7 @@ from state.buckets.segments import Segment
 from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message_ids import Ids
 from state.order import ORDER
-from streaming.job.loaded_cancels import LoadedCancels
+from streaming.job.sealed.loaded_cancels import LoadedCancels
 from streaming.maintenance.failures import LOAD, Failures
 from streaming.spark.pools import LOADS, use_pool
 from streaming.storage.unreadable_bucket import unreadable_bucket

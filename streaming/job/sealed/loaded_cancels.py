@@ -15,7 +15,7 @@ class LoadedCancels:
     """The cancelled messages that a loaded piece may still have.
 
     There are no more of them than loaded messages, and none that was cancelled before the oldest piece was loaded: so
-    they are those of half an hour, or of a quarter more (`streaming.job.prefetch_window`).
+    they are those of half an hour, or of a quarter more (`streaming.job.sealed.prefetch_window`).
     """
 
     def __init__(self) -> None:

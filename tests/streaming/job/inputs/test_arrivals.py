@@ -18,7 +18,7 @@ from conf.load import load_settings
 from conf.settings import Settings
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan
-from streaming.job.arrivals import ArrivalWatch, LookForUrgent, reads_to_limit
+from streaming.job.inputs.arrivals import ArrivalWatch, LookForUrgent, reads_to_limit
 from tests.conftest import MakeSettings, MakeTopic
 
 # A wait that ends before this, ends for another reason than the time.
@@ -48,7 +48,7 @@ def _without_brokers(*overrides: str) -> Settings:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time that a batch waits at most: longer than a test may take."""
-    monkeypatch.setattr("streaming.job.arrivals._IDLE_MS", 3_600_000)
+    monkeypatch.setattr("streaming.job.inputs.arrivals._IDLE_MS", 3_600_000)
 
 
 def _publish(settings: Settings, topic: str, *values: bytes, partition: int = 0) -> None:

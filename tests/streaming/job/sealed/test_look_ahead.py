@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streaming.job.look_ahead import LookAhead
+from streaming.job.sealed.look_ahead import LookAhead
 
 Start = Callable[[Callable[[], None]], Future[None]]
 

@@ -22,8 +22,8 @@ from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
-from streaming.job import prefetch_window
-from streaming.job.prefetch_window import PrefetchWindow
+from streaming.job.sealed import prefetch_window
+from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled, messages, some_batch_settings
 from tests.streaming.sealed import sealed_rows

@@ -39,7 +39,7 @@ from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
 from state.taken import NONE_TAKEN, Taken
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.job.input_loss import Bounds, read_bounds
+from streaming.job.inputs.input_loss import Bounds, read_bounds
 
 log = logging.getLogger(__name__)
 
