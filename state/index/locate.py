@@ -88,7 +88,7 @@ def located(entries: pa.Table, ids: Ids) -> pa.Table:
         if (wanted := ids.get(source)) is None:
             continue
         own = entries.take(pa.array(rows))
-        offsets, lengths = _offsets_of(own)
+        offsets, lengths = offsets_of(own)
         at = _places_of(wanted, offsets)
         entry = pa.array(np.repeat(np.arange(len(lengths)), lengths)[at])
         columns = {name: own.column(name).take(entry) for name in LOCATED_SCHEMA.names if name != "offset"}
@@ -136,7 +136,7 @@ def _above_the_first(offsets: _Int64s) -> bytes:
     return bytes(above.astype(kind).tobytes())
 
 
-def _offsets_of(entries: pa.Table) -> tuple[_Int64s, _Int64s]:
+def offsets_of(entries: pa.Table) -> tuple[_Int64s, _Int64s]:
     """Return the offsets of all `entries` one after the other, and how many are of each."""
     firsts, lasts = (entries.column(name).to_numpy() for name in ("first_offset", "last_offset"))
     stored, is_wide = entries.column("offsets").to_pylist(), lasts - firsts > _MOST_NARROW

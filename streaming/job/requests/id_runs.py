@@ -6,18 +6,15 @@ and writes a page for nearly every id, since ids come at random.
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark import SparkFiles
 
 from state.message_ids import Ids, by_source
+from streaming.job.requests.id_file import IdFile, Source
 
 # How many ids are merged at once: each takes 24 bytes, a few times over.
 _AT_ONCE = 1 << 18
@@ -38,36 +35,14 @@ class _Columns(NamedTuple):
         return _Columns(*(column[rows] for column in self))
 
 
-class _Run:
-    """Ids in a file, those of each source together, by offset. The file has no name, and goes with the process."""
+class _Run(IdFile):
+    """Ids in a file, with `_Columns` of each."""
 
-    def __init__(self, several: Iterable[tuple[tuple[str, int], _Columns]], capacity: int) -> None:
-        """Write the ids, `capacity` at the most. Those of a source come one after the other, with ascending offsets."""
-        self.sources: dict[tuple[str, int], tuple[int, int]] = {}
-        self.count = 0
-        # Beside Spark's own files, which have room.
-        with tempfile.TemporaryFile(prefix="delayline-", dir=SparkFiles.getRootDirectory()) as file:
-            os.truncate(file.fileno(), max(1, capacity) * 8 * len(_Columns._fields))
-            for source, columns in several:
-                for number, column in enumerate(columns):
-                    os.pwrite(file.fileno(), column.astype(np.int64).tobytes(), 8 * (number * capacity + self.count))
-                first = self.sources.get(source, (self.count, 0))[0]
-                self.count += len(columns.offsets)
-                self.sources[source] = first, self.count
-            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._columns = _Columns(
-            *(
-                np.frombuffer(self._memory, np.int64, self.count, 8 * number * capacity)
-                for number in range(len(_Columns._fields))
-            )
-        )
+    def __init__(self, several: Iterable[tuple[Source, _Columns]], capacity: int) -> None:
+        super().__init__(several, capacity, [np.int64] * len(_Columns._fields))
 
-    def of(self, source: tuple[str, int]) -> _Columns:
-        return self._columns.of(slice(*self.sources.get(source, (0, 0))))
-
-    def let_go(self) -> None:
-        """Give back the memory that reading has taken. The system's cache keeps the file as long as there is room."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+    def of(self, source: Source) -> _Columns:
+        return _Columns(*self.columns_of(source))
 
 
 class IdRuns:
@@ -88,7 +63,7 @@ class IdRuns:
             newer, older = self._runs.pop(), self._runs.pop()
             self._runs.append(_Run(_merged(older, newer), older.count + newer.count))
 
-    def buckets_of(self, ids: Ids) -> dict[tuple[str, int], tuple[_Numbers, _Numbers]]:
+    def buckets_of(self, ids: Ids) -> dict[Source, tuple[_Numbers, _Numbers]]:
         """Return by source which of the offsets in `ids` are there, and the last bucket that was added with each."""
         found = {}
         for source, offsets in ids.items():
@@ -104,7 +79,7 @@ class IdRuns:
         self._let_go()
         return found
 
-    def every(self) -> Iterator[tuple[tuple[str, int], _Numbers]]:
+    def every(self) -> Iterator[tuple[Source, _Numbers]]:
         """Yield the offsets of all ids by source, some at a time. An id comes as often as it was added."""
         for run in self._runs:
             for source in run.sources:
@@ -112,9 +87,7 @@ class IdRuns:
                     yield source, some.offsets
         self._let_go()
 
-    def old(
-        self, before_ms: int, old_below: Mapping[tuple[str, int], int]
-    ) -> Iterator[tuple[tuple[str, int], _Numbers, _Numbers]]:
+    def old(self, before_ms: int, old_below: Mapping[Source, int]) -> Iterator[tuple[Source, _Numbers, _Numbers]]:
         """Yield by source the offsets of what `forget` would forget, some at a time, and the bucket of each.
 
         An id comes as often as it was added.
@@ -126,10 +99,10 @@ class IdRuns:
                     yield source, own.offsets, own.buckets
         self._let_go()
 
-    def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
+    def forget(self, before_ms: int, old_below: Mapping[Source, int]) -> None:
         """Forget what is due before `before_ms` (epoch ms), and below the offset of its source in `old_below`."""
 
-        def kept(run: _Run) -> Iterator[tuple[tuple[str, int], _Columns]]:
+        def kept(run: _Run) -> Iterator[tuple[Source, _Columns]]:
             for source in run.sources:
                 for some in _pieces(run.of(source)):
                     yield source, some.of(~_is_old(some, before_ms, old_below.get(source, 0)))
@@ -146,7 +119,7 @@ class IdRuns:
             run.let_go()
 
 
-def _merged(older: _Run, newer: _Run) -> Iterator[tuple[tuple[str, int], _Columns]]:
+def _merged(older: _Run, newer: _Run) -> Iterator[tuple[Source, _Columns]]:
     """Yield the ids of both runs, each once, some at a time."""
     for source in older.sources | newer.sources:
         rest = [older.of(source), newer.of(source)]

@@ -1,49 +1,63 @@
 """Where each message lies that is sealed, by its id: a copy of the table's index, on the driver's local disk.
 
-An ask names messages of any age. To find them by a query of the table reads all metadata in each batch, which is what
-waits in bytes, and costs half a second of Spark even if that is little. So the index entries are copied beside the
-first batches, or when the first ask comes, and what is sealed or merged later is added. A search reads the entries that
-may have one of the ids, by the bounds of their offsets.
+A request names a message of any age. To find it by a query of the table reads all metadata in each batch, which is what
+waits in bytes, and costs half a second of Spark even if that is little. So the index is copied beside the first
+batches, or when the first request comes, and what is sealed or merged later is added. The copy is in the order of the
+ids: in the table an entry has the messages of a time, which may be of all offsets. Each id takes 12 bytes.
 
 A Delta partition with metadata is written once and removed whole, so the copy of one never changes.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from collections.abc import Iterator
 from threading import Lock
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sinks.buckets.bucket_table import BucketTable
-from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, located
-from state.message_ids import Ids
-from streaming.job.requests.local_database import as_tuples, local_database, table_from
+from state.index.locate import LOCATED_SCHEMA, offsets_of
+from state.message_ids import Ids, by_source
+from streaming.job.requests.id_file import IdFile
 
-# The columns of `ENTRY_SCHEMA`, in its order.
-_TABLES = """
-    CREATE TABLE entries (topic TEXT, partition INTEGER, part TEXT, bucket INTEGER,
-        from_ms INTEGER, until_ms INTEGER, max_deliver_at_ms INTEGER, first_offset INTEGER, last_offset INTEGER,
-        offsets BLOB);
-    CREATE INDEX by_offset ON entries (topic, partition, last_offset, first_offset, max_deliver_at_ms, bucket);
-    CREATE INDEX by_part ON entries (part);
-"""
-_ADD = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_REMOVE = "DELETE FROM entries WHERE part = ?"
-# By the index alone.
-_MAY_HAVE = """
-    SELECT rowid, first_offset, last_offset FROM entries WHERE topic = ? AND partition = ?
-        AND last_offset >= ? AND first_offset <= ? AND max_deliver_at_ms >= ? AND bucket < ?
-"""
-# Of many in one statement: a call for each takes longer than to search it.
-_READ = "SELECT entries.* FROM json_each(?) AS chosen CROSS JOIN entries ON entries.rowid = chosen.value"
-# An entry has about a thousand ids, of four bytes.
-_ENTRIES_AT_ONCE = 2_000
 _CLOSE_S = 5.0
+
+
+class _Piece:
+    """Some index entries of one Delta partition: their ids in a file, with the number of the entry of each."""
+
+    def __init__(self, entries: pa.Table) -> None:
+        """Take a table of `ENTRY_SCHEMA`."""
+        offsets, lengths = offsets_of(entries)
+        sources = dict(by_source(entries))
+        codes = np.empty(len(lengths), dtype=np.int64)
+        for code, rows in enumerate(sources.values()):
+            codes[rows] = code
+        of_entry = np.repeat(np.arange(len(lengths)), lengths)
+        order = np.lexsort((offsets, codes[of_entry]))
+        counts = np.bincount(codes[of_entry], minlength=len(sources))
+        by_id = (
+            (source, (offsets[rows], of_entry[rows]))
+            for source, rows in zip(sources, np.split(order, np.cumsum(counts)[:-1]), strict=True)
+        )
+        self._ids = IdFile(by_id, len(order), (np.int64, np.uint32))
+        self._entries = entries.drop_columns(["offsets", "first_offset", "last_offset"])
+
+    def located(self, ids: Ids) -> pa.Table:
+        """Return a row for each of `ids` that is there: the columns of the entry, and the offset."""
+        rows, found = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for source in ids.keys() & self._ids.sources.keys():
+            offsets, entry = self._ids.columns_of(source)
+            wanted = ids[source]
+            firsts = np.searchsorted(offsets, wanted)
+            # Of an input topic that was created again, two messages may have the same id.
+            counts = np.searchsorted(offsets, wanted, side="right") - firsts
+            at = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            rows.append(entry[at].astype(np.int64))
+            found.append(np.repeat(wanted, counts))
+        self._ids.let_go()
+        return self._entries.take(np.concatenate(rows)).append_column("offset", pa.array(np.concatenate(found)))
 
 
 class SealedIds:
@@ -52,8 +66,9 @@ class SealedIds:
     def __init__(self, store: BucketTable) -> None:
         """Take the table. Nothing is read yet."""
         self._store = store
-        self._entries: sqlite3.Connection | None = None
-        # The Delta partitions that are copied, and the version of the table whose they are, if it is copied whole.
+        # By Delta partition.
+        self._pieces: dict[str, list[_Piece]] = {}
+        # The Delta partitions that are copied whole, and the version of the table that has just these.
         self._copied: set[str] = set()
         self._version: int | None = None
         # Whether something was sought since the last look ahead.
@@ -68,8 +83,11 @@ class SealedIds:
         with self._lock:
             self._is_used = True
             self._copy(version)
-            found = (located(entries, ids) for entries in self._that_may_have(ids, before_bucket, from_ms))
-            return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *found])
+            found = (piece.located(ids) for own in self._pieces.values() for piece in own)
+            waits = (pc.field("bucket") < before_bucket) & (pc.field("max_deliver_at_ms") >= from_ms)
+            columns = LOCATED_SCHEMA.names
+            several = (each.filter(waits).select(columns) for each in found if each.num_rows)
+            return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *several])
 
     def keep(self) -> None:
         """Copy what the table has by now, and from here on at each `look_ahead`."""
@@ -84,11 +102,9 @@ class SealedIds:
                 self._copy(self._store.version())
 
     def close(self) -> None:
-        """Close the file, unless another thread reads the table for so long that the process had better end."""
+        """Forget the copy, unless another thread reads the table for so long that the process had better end."""
         if self._lock.acquire(timeout=_CLOSE_S):
-            if self._entries is not None:
-                self._entries.close()
-                self._entries = None
+            self._pieces.clear()
             self._copied.clear()
             self._version = None
             self._lock.release()
@@ -99,40 +115,14 @@ class SealedIds:
         if version == self._version:
             return
         self._version = None
-        if self._entries is None:
-            self._entries = local_database(_TABLES)
         live = self._store.metadata_partitions(version)
         # Also what a reading that failed has left of those that are missing.
-        self._entries.executemany(_REMOVE, ((part,) for part in self._copied ^ live))
+        self._pieces = {part: own for part, own in self._pieces.items() if part in live & self._copied}
         self._copied &= live
         if missing := live - self._copied:
             for entries in self._store.index_entries_of(missing, version):
-                self._entries.executemany(_ADD, as_tuples(entries))
+                for part in entries.column("part").unique().to_pylist():
+                    own = entries.filter(pc.equal(entries.column("part"), part))
+                    self._pieces.setdefault(part, []).append(_Piece(own))
             self._copied |= missing
         self._version = version
-
-    def _that_may_have(self, ids: Ids, before_bucket: int, from_ms: int) -> Iterator[pa.Table]:
-        """Yield the entries that may have one of `ids`, some at a time."""
-        assert self._entries is not None
-        numbers = [
-            number
-            for source, offsets in ids.items()
-            for number in self._numbers(source, offsets, before_bucket, from_ms)
-        ]
-        for at in range(0, len(numbers), _ENTRIES_AT_ONCE):
-            some = numbers[at : at + _ENTRIES_AT_ONCE]
-            yield table_from(self._entries.execute(_READ, (json.dumps(some),)), ENTRY_SCHEMA)
-
-    def _numbers(
-        self, source: tuple[str, int], offsets: npt.NDArray[np.int64], before_bucket: int, from_ms: int
-    ) -> list[int]:
-        """Return the numbers of the entries of a source whose bounds have one of its `offsets`, which ascend."""
-        assert self._entries is not None
-        first, last = int(offsets[0]), int(offsets[-1])
-        rows = self._entries.execute(_MAY_HAVE, (*source, first, last, from_ms, before_bucket)).fetchall()
-        if not rows:
-            return []
-        numbers, firsts, lasts = np.array(rows, dtype=np.int64).T
-        # None lies above the last one, so that there is always a next.
-        chosen: list[int] = numbers[offsets[np.searchsorted(offsets, firsts)] <= lasts].tolist()
-        return chosen

@@ -10,9 +10,7 @@ import pytest
 
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import MergeName
-from state.index.locate import located
 from state.message_ids import Ids, ids_of
-from streaming.job.requests import sealed_ids
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import some_batch_settings
@@ -39,9 +37,7 @@ def seal(store: BucketTable, number: int) -> list[Any]:
 
 
 @pytest.fixture
-def sealed(store: BucketTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[SealedIds]:
-    # Each search reads in several pieces.
-    monkeypatch.setattr(sealed_ids, "_ENTRIES_AT_ONCE", 3)
+def sealed(store: BucketTable) -> Iterator[SealedIds]:
     ids = SealedIds(store)
     yield ids
     ids.close()
@@ -110,21 +106,22 @@ def test_what_was_looked_at_ahead_is_not_read_again(
     assert [len(parts) for parts in read] == [1, 1, 1, 1]
 
 
-def test_only_entries_that_may_have_an_id_are_read(
-    store: BucketTable, sealed: SealedIds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searched: list[int] = []
+def test_two_messages_of_one_id_are_both_found(store: BucketTable, sealed: SealedIds) -> None:
+    # The input topic was created again in between.
+    seal(store, 1)
+    seal_messages(
+        store,
+        2,
+        [{"topic": "in-a", "partition": 0, "offset": 1002, "deliver_at_ms": due} for due in (5, 9000)],
+        SETTINGS,
+    )
+    assert check(sealed, store, ids_of([("in-a", 0, 1002)])) == 3
+    assert check(sealed, store, ids_of([("in-a", 0, 1002), ("in-a", 0, 999), ("in-b", 0, 1002)])) == 3
 
-    def noting(entries: pa.Table, ids: Ids) -> pa.Table:
-        searched.append(entries.num_rows)
-        return located(entries, ids)
 
-    monkeypatch.setattr(sealed_ids, "located", noting)
-    for number in (1, 2, 3):
-        seal(store, number)
-    check(sealed, store, ids_of([("in-a", 0, 1002)]))
-    assert 0 < sum(searched) <= 2
-    searched.clear()
-    # Both ends of the offsets, and nothing in between.
-    check(sealed, store, ids_of([("in-a", 0, 999), ("in-a", 0, 3198)]))
-    assert 0 < sum(searched) <= 2
+def test_offsets_may_be_far_apart(store: BucketTable, sealed: SealedIds) -> None:
+    far = [0, 1, 2**32, 2**40, 2**62]
+    seal_messages(
+        store, 1, [{"topic": "in-a", "partition": 0, "offset": at, "deliver_at_ms": 9000} for at in far], SETTINGS
+    )
+    assert check(sealed, store, ids_of(("in-a", 0, at) for at in [*far, 2**62 - 1, 3])) == len(far)
