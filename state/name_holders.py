@@ -1,6 +1,7 @@
 """Which message has a name once records are accepted again.
 
-Of all that ever got the name it is the newest; or the first one that waits, where messages keep their names.
+Of all that got the name, and are not cancelled, it is the newest; or the first one that waits, where messages keep
+their names.
 
 A rebuild accepts again what a lost table had, and what took a name over may be gone with it: the message itself, or
 the row that says that the one before is cancelled. So the names are decided anew, from the records that are read again
@@ -54,9 +55,12 @@ def settled(
     several. The output is rows of `table_rows.STORED_SCHEMA`, for the bucket before the first of `origin`:
 
     - names, of the messages that are accepted again and have them
-    - cancelled ids, of those that another has taken the name from, and that wait: they are accepted again, are due at
-      the cutoff of `origin` or later, or are among the `overdue`, which the table has; and they are not among those
-      that are `cancelled` already
+    - cancelled ids, of those that another has taken the name from, and that wait: they are accepted again; or the table
+      has their names, and they are due at the cutoff of `origin` or later, or are among the `overdue`, which the table
+      has; and they are not among those that are `cancelled` already
+
+    Records are accepted by present policies and the present clock: of one that is not accepted again these say neither
+    whether it had a name nor when it was due.
 
     `keeps_names` says of an input topic whether messages keep their names there.
     """
@@ -65,7 +69,7 @@ def settled(
         names: list[_Holder] = []
         lost: list[_Holder] = []
         for (_, topic), holders in groupby(_holders(batches, origin), key=attrgetter("name", "topic")):
-            for holder, has_name in _in_turn(holders, waits if keeps_names(topic) else None):
+            for holder, has_name in _first(holders, waits) if keeps_names(topic) else _newest(holders, is_cancelled):
                 if not has_name:
                     lost.append(holder)
                 elif holder.is_left:
@@ -83,8 +87,12 @@ def settled(
             yield from table.to_batches()
 
     def waits(holder: _Holder) -> bool:
-        may_wait = holder.is_left or holder.deliver_at_ms >= origin.cutoff_ms or _is_in(overdue, holder)
-        return may_wait and not _is_in(cancelled, holder)
+        is_stored = holder.bucket < origin.overdue_bucket
+        may_wait = is_stored and (holder.deliver_at_ms >= origin.cutoff_ms or _is_in(overdue, holder))
+        return (holder.is_left or may_wait) and not is_cancelled(holder)
+
+    def is_cancelled(holder: _Holder) -> bool:
+        return _is_in(cancelled, holder)
 
     return run
 
@@ -103,20 +111,19 @@ def _is_in(ids: OffsetBitmaps, holder: _Holder) -> bool:
     return own is not None and holder.offset in own
 
 
-def _in_turn(holders: Iterable[_Holder], waits: Callable[[_Holder], bool] | None) -> Iterator[tuple[_Holder, bool]]:
-    """Return what `_first` does, or `_newest` if there is no function that says which messages wait."""
-    return _newest(holders) if waits is None else _first(holders, waits)
-
-
 def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it keeps the name: the first that waits.
 
-    Of several partitions it is the one of the oldest batch, as far as the table knows that.
+    Of several partitions it is the one of the oldest batch, as far as the table knows that. If none waits, nobody keeps
+    the name: the row of one that a release process has recalled may still say so.
     """
     first: dict[int, _Holder] = {}
-    until_ms, newest = 0, (-1, -1, -1)
+    until_ms, newest, last = 0, (-1, -1, -1), None
+    may_be_kept = False
     for holder in _each(holders):
-        until_ms, newest = max(until_ms, holder.until_ms), max(newest, _BY_AGE(holder))
+        if _BY_AGE(holder) > newest:
+            newest, last = _BY_AGE(holder), holder
+        until_ms, may_be_kept = max(until_ms, holder.until_ms), may_be_kept or holder.keeps
         if holder.partition in first or not waits(holder):
             yield holder, False
         else:
@@ -127,25 +134,31 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
         # Its row must be newer than that of any other.
         is_left = holder.is_left or _BY_AGE(holder) < newest
         yield holder._replace(until_ms=until_ms, keeps=True, is_left=is_left), True
+    if last is not None and may_be_kept and not first:
+        yield last._replace(until_ms=until_ms, keeps=False, is_left=True), True
 
 
-def _newest(holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, bool]]:
+def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it has the name: the newest.
 
     Of an input partition the last one counts. Of several partitions it is the one of the newest batch, as far as the
-    table knows that; what is accepted again counts as newer.
+    table knows that; what is accepted again counts as newer. A cancelled one has taken the name from nobody that waits:
+    whatever it had replaced is cancelled as well, and if it was dropped it had no name.
     """
     last: list[_Holder] = []
     until_ms = 0
     for holder in _each(holders):
         until_ms = max(until_ms, holder.until_ms)
+        if is_cancelled(holder):
+            yield holder, False
+            continue
         if last and last[-1].partition == holder.partition:
             yield last.pop(), False
         last.append(holder)
-    *others, newest = sorted(last, key=_BY_AGE)
-    yield from ((holder, False) for holder in others)
+    in_turn = sorted(last, key=_BY_AGE)
+    yield from ((holder, False) for holder in in_turn[:-1])
     # Its row is of use as long as one of another would be found in its place.
-    yield newest._replace(until_ms=until_ms, keeps=False), True
+    yield from ((holder._replace(until_ms=until_ms, keeps=False), True) for holder in in_turn[-1:])
 
 
 def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
@@ -155,8 +168,11 @@ def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
 
 
 def _merged(one: _Holder, other: _Holder) -> _Holder:
-    return one._replace(
+    # Of a message that is accepted again its present due time counts, and of others that in the table.
+    due = min(one, other, key=lambda holder: (not holder.is_left, holder.bucket))
+    return due._replace(
         until_ms=max(one.until_ms, other.until_ms),
+        keeps=one.keeps or other.keeps,
         bucket=min(one.bucket, other.bucket),
         is_left=one.is_left or other.is_left,
     )

@@ -47,7 +47,7 @@ class Reason(Enum):
         "the job's checkpoint was lost before this was decided: ask again",
     )
     NO_SUCH_NAME = ("no-such-name", "unknown", "no message has this name: there was none, or it is delivered")
-    NAME_KEPT = ("name-kept", "kept", "it waits under the same name, and keeps it: the new message is dropped")
+    NAME_KEPT = ("name-kept", "kept", "it keeps the name until it is due: the new message is dropped")
 
     def __init__(self, code: str, result: Result, why: str | None) -> None:
         self.code = code

@@ -38,11 +38,16 @@ def stored(
 
 
 def settle(
-    *rows: tuple[Any, ...], cancelled: Ids = NO_IDS, overdue: Ids = NO_IDS, at_once: int = 2, keeps: bool = False
+    *rows: tuple[Any, ...],
+    cancelled: Ids = NO_IDS,
+    overdue: Ids = NO_IDS,
+    at_once: int = 2,
+    keeps: bool = False,
+    marked: bool | None = None,
 ) -> tuple[Any, Any]:
     """Return the offset of the message that has each name, and the cancelled ones with their due times.
 
-    `keeps` says whether messages keep their names.
+    `keeps` says whether messages keep their names, and `marked` whether those do that have them: by default the same.
     """
     in_order = sorted(rows, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
@@ -54,7 +59,7 @@ def settle(
         for kind in (IdRows.NAMED, IdRows.CANCELLED)
     )
     assert all(row["bucket"] == LEFT_IN for row in (*names, *gone))
-    assert all(row["keeps"] == keeps for row in names)
+    assert all(row["keeps"] == (keeps if marked is None else marked) for row in names)
     assert len(names) + len(gone) == ids_of_rows(out).num_rows
     assert all(row["deliver_at_ms"] == row["max_deliver_at_ms"] for row in gone)
     return (
@@ -111,6 +116,33 @@ def test_where_messages_keep_their_names_the_first_one_that_waits_stays() -> Non
     cancelled = ids_of([(TOPIC, 0, 5)])
     assert settle(*rows, cancelled=cancelled, keeps=True) == ({"a": (6, FAR_MS), "b": (9, FAR_MS)}, [(0, 7, FAR_MS)])
     assert settle(left(5), cancelled=cancelled, keeps=True) == ({}, [])
+
+
+def test_a_cancelled_message_takes_the_name_from_none_that_waits() -> None:
+    # It was dropped, in favour of the first one, when messages kept their names.
+    assert settle(stored(1), left(2), cancelled=ids_of([(TOPIC, 0, 2)])) == ({}, [])
+    assert settle(left(1), left(2), cancelled=ids_of([(TOPIC, 0, 2)])) == ({"a": (1, FAR_MS)}, [])
+    assert settle(left(2), cancelled=ids_of([(TOPIC, 0, 2)])) == ({}, [])
+
+
+def test_what_had_no_name_as_far_as_is_known_loses_none_to_another() -> None:
+    # It was delivered, or accepted without a name: the present clock and policies say otherwise.
+    records_alone = (*stored(1)[:-2], LEFT_IN, False)
+    for keeps in (False, True):
+        expected = ({"a": (5, FAR_MS)}, [])
+        assert settle(records_alone, left(5), keeps=keeps) == expected
+    # The table's due time counts, which is over.
+    rows = [records_alone, stored(1, CUTOFF_MS - 1), left(5)]
+    assert settle(*rows, keeps=True) == ({"a": (5, FAR_MS)}, [])
+    assert settle(*rows) == ({"a": (5, FAR_MS)}, [])
+
+
+def test_a_mark_of_which_no_message_waits_is_taken_away() -> None:
+    row = stored(1, CUTOFF_MS + 1)
+    keeping = (*row[:6], True, *row[7:])
+    recalled = ids_of([(TOPIC, 0, 1)])
+    assert settle(keeping, cancelled=recalled, keeps=True, marked=False) == ({"a": (1, CUTOFF_MS + 1)}, [])
+    assert settle(keeping, keeps=True) == ({}, [])
 
 
 def test_what_is_delivered_keeps_no_name_and_what_waits_in_the_table_does() -> None:

@@ -52,7 +52,8 @@ class _Turn(NamedTuple):
     """What the next record with a name finds: the message that has the name, and whether it keeps it.
 
     If it is one of the batch, and nobody has asked for it, also its `ask`. `until_ms`: it keeps the name from records
-    that were published by then, epoch ms; None: from all.
+    that were published by then, epoch ms; None: from all. One of the batch keeps it until it is due: if the checkpoint
+    before was lost, it may have come out then.
     """
 
     id: MessageId = NOTHING
@@ -62,9 +63,14 @@ class _Turn(NamedTuple):
 
     def keeps_from(self, ask: Ask) -> bool:
         """Return whether the message of `ask` is dropped in its favour."""
-        if ask.condition != KEEP or not self.keeps:
-            return False
-        return self.until_ms is None or (ask.published_ms or 0) <= self.until_ms
+        return ask.condition == KEEP and self.keeps and not self._is_over(ask)
+
+    def leaves_to(self, ask: Ask) -> bool:
+        """Return whether it is a message of the batch that does not keep its name any more: it comes out too."""
+        return ask.condition == KEEP and self.keeps and self.ask is not None and self._is_over(ask)
+
+    def _is_over(self, ask: Ask) -> bool:
+        return self.until_ms is not None and (ask.published_ms or 0) > self.until_ms
 
 
 _NOBODY = _Turn()
@@ -162,8 +168,9 @@ def in_turn(
     for ask in sorted(asks_of(asks), key=lambda ask: ask.id):
         assert ask.name is not None
         turn = turns.get(ask.name, _NOBODY)
-        if turn.id == ask.id:
-            # Another message, of an input topic that was created again: what cancels one would cancel both.
+        # With its own id it is another message, of an input topic that was created again: what cancels one would cancel
+        # both.
+        if turn.id == ask.id or turn.leaves_to(ask):
             turn = _NOBODY
         if turn.keeps_from(ask):
             dropped.append(ask._replace(asked=turn.id))
@@ -174,7 +181,8 @@ def in_turn(
         if ask.deliver_at_ms is None:
             turns[ask.name] = _Turn(turn.id)
         else:
-            turns[ask.name] = _Turn(ask.id, ask.condition == KEEP and not has_id(by_id, ask.id), ask)
+            keeps = ask.condition == KEEP and not has_id(by_id, ask.id)
+            turns[ask.name] = _Turn(ask.id, keeps, ask, until_ms=ask.deliver_at_ms)
             newest[ask.name] = ask
     given = [_row(ask, known.get(name), turns[name].keeps) for name, ask in newest.items()]
     # Later batches must know that these do not keep their names any more.

@@ -154,17 +154,15 @@ class Model:
                 asked[record.id] = record.asked
             elif record.asks and record.name is not None:
                 holder = names.get(record.name)
-                if (
-                    record.keeps
-                    and holder is not None
-                    and holder.keeps
-                    and (
-                        # Others are out when the record is published.
-                        holder.id in own or holder.due_ms >= min(previous_ms, record.published_ms)
-                    )
-                ):
-                    dropped[record.id] = holder.id
-                    continue
+                if record.keeps and holder is not None and holder.keeps:
+                    # A message of the batch may have come out before, if its checkpoint was lost. Another one waits if
+                    # it is not handed over.
+                    since_ms = record.published_ms if holder.id in own else min(previous_ms, record.published_ms)
+                    if holder.due_ms >= since_ms:
+                        dropped[record.id] = holder.id
+                        continue
+                    if holder.id in own:
+                        holder = None
                 asked[record.id] = None if holder is None else holder.id
                 if record.due_ms is not None:
                     keeps = record.keeps and record.id not in by_id

@@ -470,6 +470,18 @@ def test_no_message_is_dropped_for_one_that_was_out_when_it_was_published(
     assert bool(dropped_for(in_turn(asks, known, PREVIOUS_MS, CLOCK_MS))) == is_dropped
 
 
+@pytest.mark.parametrize(("published_ms", "is_dropped"), [(PREVIOUS_MS, True), (PREVIOUS_MS + 1, False)])
+def test_a_message_of_the_batch_keeps_its_name_until_it_is_due(published_ms: int, is_dropped: bool) -> None:
+    # If the checkpoint before was lost, the first one may have come out when the second one was published.
+    first = asks_for((50, "a", PREVIOUS_MS), mode=KEEP)
+    later = asks_for((51, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
+    found = in_turn(pa.concat_tables([first, later]), {}, PREVIOUS_MS, CLOCK_MS)
+    assert dropped_for(found) == ({51: 50} if is_dropped else {})
+    assert asked_in(found) == ({50: -1} if is_dropped else {50: -1, 51: -1})
+    assert not found.superseded.num_rows
+    assert kept(found.names) == {"a": (50, True) if is_dropped else (51, True)}
+
+
 def test_modes_of_two_messages_of_a_name_may_differ() -> None:
     # The policy was changed between them.
     for keeps, mode in ((True, ALWAYS), (False, KEEP)):
