@@ -163,8 +163,8 @@ def accepted_replacements(
 ) -> set[MessageId]:
     """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
 
-    `cancelled` are the messages that the batch takes out. The first ask for one, by the order of its id, has cancelled
-    it. Of a message that a lost batch took out, `replaced` has the replacement that it accepted in its place.
+    `cancelled` are the messages that the batch has taken out. The ask for one with the lowest id counts as the cause.
+    Of a message that a lost batch took out, `replaced` has the replacement that it accepted in its place.
 
     A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of the
     same batch, it must have been accepted itself.

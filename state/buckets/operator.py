@@ -99,6 +99,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         if asks:
             arrivals_alone = [chunk for chunk in chunks if not chunk.schema.equals(ASK_SCHEMA)]
             asked = pa.concat_tables(asks)
+            # For good: what is taken out here is cancelled, whatever the batch decides.
             (waiting, *chunks), found = take_out([waiting, *arrivals_alone], ids_in(asked))
             yield _asked_rows(asked, found, batch, shard, cutoff_ms)
             replacements = replacement_ids(asked)

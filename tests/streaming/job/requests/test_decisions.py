@@ -70,8 +70,9 @@ class Step(NamedTuple):
     """A batch: so long after the one before, with records, some of them in overflow groups; and what happens then.
 
     A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
-    a name. The number counts back from the last message, and then from the last record that is none. A record of a kind
-    that begins with "keep" is one of `KEEPING`; one that ends with "late" is published after the clock of its batch.
+    a name. The number counts back from the last message, of this batch too, and then from the last record that is none.
+    A record of a kind that begins with "keep" is one of `KEEPING`; one that ends with "late" is published after the
+    clock of its batch.
     """
 
     after_ms: int
