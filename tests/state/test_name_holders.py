@@ -129,8 +129,7 @@ def test_what_had_no_name_as_far_as_is_known_loses_none_to_another() -> None:
     # It was delivered, or accepted without a name: the present clock and policies say otherwise.
     records_alone = (*stored(1)[:-2], LEFT_IN, False)
     for keeps in (False, True):
-        expected = ({"a": (5, FAR_MS)}, [])
-        assert settle(records_alone, left(5), keeps=keeps) == expected
+        assert settle(records_alone, left(5), keeps=keeps) == ({"a": (5, FAR_MS)}, [])
     # The table's due time counts, which is over.
     rows = [records_alone, stored(1, CUTOFF_MS - 1), left(5)]
     assert settle(*rows, keeps=True) == ({"a": (5, FAR_MS)}, [])

@@ -145,14 +145,18 @@ def _due_ms(is_found: bool) -> int | None:
     return FOUND_MS if is_found else None
 
 
+def ask_row(asked: MessageId, own: MessageId) -> dict[str, Any]:
+    """Return the row of `ASKED_SCHEMA` for an ask; what is missing is null."""
+    return dict(zip(ASKED_SCHEMA.names[:6], (*asked, *own), strict=True))
+
+
 def decide(
     store: BucketTable, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
 ) -> tuple[dict[int | str, str], list[CancelledId]]:
     """Return the result for each offset, or whole id, and what is cancelled."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
     asks = [
-        dict(zip(ASKED_SCHEMA.names, (*each, "asks", 1, at, None, None, None, _due_ms(each[2] in found)), strict=True))
-        for at, each in enumerate(ids)
+        {**ask_row(each, ("asks", 1, at)), "found_due_ms": _due_ms(each[2] in found)} for at, each in enumerate(ids)
     ]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
@@ -173,10 +177,11 @@ def replace(
     of: BatchSpan | None = None,
 ) -> tuple[list[tuple[str, bool]], Decision]:
     """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
-    terms = [
-        (TOPIC, 0, old, TOPIC, 0, own, condition, 70_000, None, _due_ms(old in found)) for own, old, condition in asked
+    asks = [
+        ask_row((TOPIC, 0, old), (TOPIC, 0, own))
+        | {"condition": condition, "deliver_at_ms": 70_000, "found_due_ms": _due_ms(old in found)}
+        for own, old, condition in asked
     ]
-    asks = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in terms]
     chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
     decision = RequestDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
@@ -420,7 +425,7 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
 ) -> None:
     assert recalled == []
     monkeypatch.setattr(RecalledMessages, "knows_all", knows_all)
-    ask = dict(zip(ASKED_SCHEMA.names, (TOPIC, 0, 5, "asks", 1, 0, None, None, None, None), strict=True))
+    ask = ask_row((TOPIC, 0, 5), ("asks", 1, 0))
     chunk = encode_chunk(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
     decision = RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
@@ -477,7 +482,6 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
 
 
 def asked_for(store: BucketTable, *offsets: int) -> tuple[DataFrame, list[Row]]:
-    asks = [(TOPIC, 0, at, "asks", 1, at, None, None, None, None) for at in offsets]
-    table = [dict(zip(ASKED_SCHEMA.names, each, strict=True)) for each in asks]
-    chunk = encode_chunk(pa.Table.from_pylist(table, schema=ASKED_SCHEMA))
+    asks = [ask_row((TOPIC, 0, at), ("asks", 1, at)) for at in offsets]
+    chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
     return output_of(store, [{"kind": ASKED, "chunk": chunk}])
