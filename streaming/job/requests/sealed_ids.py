@@ -116,9 +116,9 @@ class SealedIds:
             return
         self._version = None
         live = self._store.metadata_partitions(version)
-        # Also what a reading that failed has left of those that are missing.
-        self._pieces = {part: own for part, own in self._pieces.items() if part in live & self._copied}
         self._copied &= live
+        # Without what a reading that failed has left.
+        self._pieces = {part: own for part, own in self._pieces.items() if part in self._copied}
         if missing := live - self._copied:
             for entries in self._store.index_entries_of(missing, version):
                 for part in entries.column("part").unique().to_pylist():
