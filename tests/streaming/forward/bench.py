@@ -8,7 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.lanes.terms import write_terms
-from sinks.lanes.writer import LaneWriter
+from sinks.lanes.writer import LaneTaken, LaneWriter
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
@@ -65,10 +65,19 @@ class ForwardBench:
         """Do as a job that starts: give each lane a claim of the epoch, and publish the terms."""
         terms = terms or self.terms()
         for lane in range(terms.lanes):
-            writer = self.writer(lane)
-            writer.write(replace(writer.claim or Claim(epoch=0), epoch=terms.epoch, owner="job", decided={}, taken={}))
-            writer.close()
+            # A forwarder may fence the writer to look at the lane.
+            while not self._open(lane, terms.epoch):
+                pass
         self.write_terms(terms)
+
+    def _open(self, lane: int, epoch: int) -> bool:
+        with closing(self.writer(lane)) as writer:
+            try:
+                before = writer.claim or Claim(epoch=0)
+                writer.write(replace(before, epoch=epoch, owner="job", decided={}, taken={}))
+            except LaneTaken:
+                return False
+            return True
 
     def write_terms(self, terms: Terms) -> None:
         write_terms(self.settings, terms, lambda: None)
