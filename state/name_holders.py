@@ -118,11 +118,10 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
     the name: the row of one that a release process has recalled may still say so.
     """
     first: dict[int, _Holder] = {}
-    until_ms, newest, last = 0, (-1, -1, -1), None
-    may_be_kept = False
+    newest: _Holder | None = None
+    until_ms, may_be_kept = 0, False
     for holder in _each(holders):
-        if _BY_AGE(holder) > newest:
-            newest, last = _BY_AGE(holder), holder
+        newest = holder if newest is None else max(newest, holder, key=_BY_AGE)
         until_ms, may_be_kept = max(until_ms, holder.until_ms), may_be_kept or holder.keeps
         if holder.partition in first or not waits(holder):
             yield holder, False
@@ -132,10 +131,10 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
     yield from ((holder, False) for holder in in_turn[1:])
     for holder in in_turn[:1]:
         # Its row must be newer than that of any other.
-        is_left = holder.is_left or _BY_AGE(holder) < newest
+        is_left = holder.is_left or holder is not newest
         yield holder._replace(until_ms=until_ms, keeps=True, is_left=is_left), True
-    if last is not None and may_be_kept and not first:
-        yield last._replace(until_ms=until_ms, keeps=False, is_left=True), True
+    if newest is not None and may_be_kept and not first:
+        yield newest._replace(until_ms=until_ms, keeps=False, is_left=True), True
 
 
 def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:

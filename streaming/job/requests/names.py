@@ -189,7 +189,7 @@ def in_turn(
     lost = {
         name: holder
         for name, holder in known.items()
-        if holder.keeps and name in turns.keys() - newest.keys() and not turns[name].keeps
+        if holder.keeps and name in turns and name not in newest and not turns[name].keeps
     }
     held, handed_over = (
         table_from(

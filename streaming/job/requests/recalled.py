@@ -48,7 +48,6 @@ _OPEN_S, _PAUSE_S = 0.2, 0.01
 # What runs have of each id: also an instant before which it was due (epoch ms), and the partition of its record.
 _RUN_SCHEMA = ID_SCHEMA.append(pa.field("max_deliver_at_ms", pa.int64())).append(pa.field("bucket", pa.int64()))
 
-
 Bounds = Mapping[tuple[str, int], int]
 # By partition and key: the id, and what is recorded of it.
 _Found = dict[tuple[int, bytes | None], tuple[MessageId, Recall]]

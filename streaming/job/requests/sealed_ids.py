@@ -35,8 +35,9 @@ class _Piece:
         for code, rows in enumerate(sources.values()):
             codes[rows] = code
         of_entry = np.repeat(np.arange(len(lengths)), lengths)
-        order = np.lexsort((offsets, codes[of_entry]))
-        counts = np.bincount(codes[of_entry], minlength=len(sources))
+        of_source = codes[of_entry]
+        order = np.lexsort((offsets, of_source))
+        counts = np.bincount(of_source, minlength=len(sources))
         by_id = (
             (source, (offsets[rows], of_entry[rows]))
             for source, rows in zip(sources, np.split(order, np.cumsum(counts)[:-1]), strict=True)
