@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from sources.intake.header_columns import Ints, one_array, without_headers
 from sources.intake.partitioner import partitions_for
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import REQUEST
-from state.message import MESSAGE_SCHEMA
+from state.message import HEADERS, MESSAGE_SCHEMA
 
 
 class Accepted(NamedTuple):
@@ -22,6 +24,12 @@ class Accepted(NamedTuple):
 
     messages: pa.Table
     asks: pa.Table
+
+    def without_headers(self, rows: Ints, names: Sequence[str]) -> Accepted:
+        """Return these, but the messages in `rows` without their headers of these `names`."""
+        at = self.messages.schema.get_field_index("headers")
+        headers = one_array(self.messages.column(at).cast(HEADERS))
+        return self._replace(messages=self.messages.set_column(at, "headers", without_headers(headers, rows, names)))
 
     def with_requests(self, requests: pa.Table, asks: pa.Table) -> Accepted:
         """Return these and behind them `requests`, as messages, which ask for `asks`."""

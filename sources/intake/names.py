@@ -10,13 +10,12 @@ import pyarrow.compute as pc
 from conf.errors import BadName, Rejected, quoted
 from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header
-from sources.intake.header_columns import Headers, Rejections, one_array, only, without_headers
+from sources.intake.header_columns import Headers, Rejections, one_array, only
 from sources.intake.presets import name_messages
 from state.cancel import ALWAYS, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
 from state.kinds import is_message
-from state.message import HEADERS
 from state.names import (
     ANSWER_HEADER,
     CANCEL_NAME_HEADER,
@@ -112,10 +111,7 @@ def with_names(accepted: Accepted, names: pa.Array, batch_settings: BatchSetting
         pa.array(wants_answers),
     )
     if wants_answers.any():
-        at = accepted.messages.schema.get_field_index("headers")
-        headers = one_array(accepted.messages.column(at).cast(HEADERS))
-        cleaned = without_headers(headers, rows[wants_answers], (ANSWER_HEADER,))
-        accepted = accepted._replace(messages=accepted.messages.set_column(at, "headers", cleaned))
+        accepted = accepted.without_headers(rows[wants_answers], (ANSWER_HEADER,))
     return accepted.with_requests(requests, asks)
 
 

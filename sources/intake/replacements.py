@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from conf.errors import BadReplaces, quoted
 from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header, ids_named
-from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only, without_headers
+from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only
 from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
@@ -48,16 +48,13 @@ def with_replacements(accepted: Accepted, batch_settings: BatchSettings, clock_m
         return accepted
     rows = np.flatnonzero(replacing)
     own = messages.take(pa.array(rows))
-    all_headers = one_array(messages.column("headers").cast(HEADERS))
-    names = (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER)
-    cleaned = without_headers(all_headers, rows, names)
-    left = messages.set_column(messages.schema.get_field_index("headers"), "headers", cleaned)
     headers, none = flatten(one_array(own.column("headers").cast(HEADERS))), Rejections()
     keys = ids_named(headers, REPLACES_HEADER, BadReplaces, own.num_rows, none)
     conditions = pa.array(_conditions(headers, own.num_rows, none), pa.string())
     requests = request_rows(own, keys, batch_settings, clock_ms)
     asks = ask_table(requests, conditions=conditions, dues_ms=own.column("deliver_at_ms"))
-    return accepted._replace(messages=left).with_requests(requests, asks)
+    cleaned = accepted.without_headers(rows, (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER))
+    return cleaned.with_requests(requests, asks)
 
 
 def _conditions(headers: Headers, count: int, rejections: Rejections) -> list[str]:
