@@ -32,6 +32,19 @@ _LEFT_OUT = (
 # What else the steps may start.
 _RUN = ("pip", "delayline", "mkdir", "rm")
 _IGNORED = ("COMMENT", "FROM", "ARG", "USER")
+# The variables that Spark 4.0 sets for an executor's container, besides Java's options.
+POD = {
+    "SPARK_USER": "delayline",
+    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver.svc:7078",
+    "SPARK_EXECUTOR_CORES": "1",
+    "SPARK_EXECUTOR_MEMORY": "1024m",
+    "SPARK_APPLICATION_ID": "spark-application-1",
+    "SPARK_CONF_DIR": "/opt/spark/conf",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+    "SPARK_EXECUTOR_POD_NAME": "delayline-exec-3",
+}
 
 
 class UnknownStep(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,10 @@ def test_a_skipped_test_fails_in_ci_unless_its_reason_is_allowed(
     mark = f"@pytest.mark.skipif(True, reason='{reason}')\ndef test_marked(): pass"
     run.makepyfile(f"import pytest\ndef test_called(): pytest.skip('{reason}')\n{mark}")
     run.runpytest().assert_outcomes(failed=fails, errors=fails, skipped=2 * (1 - fails))
+
+
+def test_no_test_module_is_imported() -> None:
+    """What two of them need is in a module of its own, or in a `conftest.py`."""
+    imports = re.compile(r"^\s*(?:from|import) (tests\.(?:\w+\.)*test_\w+)", re.MULTILINE)
+    modules = Path(__file__).parent.rglob("*.py")
+    assert not {str(module): found for module in modules if (found := imports.findall(module.read_text()))}

@@ -15,8 +15,7 @@ from streaming.local.broker import EmbeddedBroker
 from streaming.local.free_port import free_port
 from streaming.spark.submit_files import LAUNCHER
 from tests.eventually import assert_eventually
-from tests.image_build import DOCKERFILE, Image, UnknownStep, clean_context, kept_commands, steps_of
-from tests.test_image import POD
+from tests.image_build import DOCKERFILE, POD, Image, UnknownStep, clean_context, kept_commands, steps_of
 
 
 @pytest.fixture(scope="module")

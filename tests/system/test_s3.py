@@ -14,11 +14,11 @@ from conf.java.jars.installed import s3_jars
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService
+from tests.system.cut_off import finish, kill_in_the_middle
 from tests.system.load import publish_mixed
 from tests.system.s3_server import BUCKET, NoServer, S3Server, server_program
 from tests.system.service import Service
 from tests.system.stalling_proxy import StallingProxy
-from tests.system.test_succession import finish, kill_in_the_middle
 
 
 @pytest.fixture

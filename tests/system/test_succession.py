@@ -11,27 +11,10 @@ from conf.failpoints import SUCCESSION_POINTS
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application, MakeService
+from tests.system.cut_off import finish, kill_in_the_middle
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
-
-# The driver is killed when one shard of a batch is handed over. The other one may not be.
-_IN_THE_MIDDLE = "transaction-committed=kill"
-
-
-def kill_in_the_middle(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
-    """Let the job keep, seal and deliver messages, and kill it in the middle of a batch."""
-    publish_mixed(ledger, application, 400, seed, longest_ms=40_000)
-    service.start(_IN_THE_MIDDLE, wait=False)
-    assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
-
-
-def finish(service: Service, ledger: Ledger, application: Application, seed: int) -> None:
-    """Start the job, publish more messages, and verify all of them."""
-    service.start()
-    publish_mixed(ledger, application, 200, seed, longest_ms=5_000)
-    ledger.verify_after_outage(90)
-    assert service.stop() == 0, service.log[-3000:]
 
 
 @pytest.mark.thorough

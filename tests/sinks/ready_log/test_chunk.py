@@ -12,8 +12,8 @@ from conf.errors import FormatMismatch, ReadyLogLost
 from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
 from state.message import decode_chunk
 from state.order import OrderKey, in_order, keys_of
+from tests.message_rows import ROWS
 from tests.messages import messages
-from tests.state.test_message import ROWS
 
 _SUMMARY: dict[str, Any] = {
     "format": 2,

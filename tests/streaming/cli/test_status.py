@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from streaming.cli.app import app
 from streaming.status import running
-from tests.streaming.status.test_screen import status_of
+from tests.streaming.status.sample_status import status_of
 
 
 def test_a_terminal_obeys_nothing_of_what_the_job_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streaming.forward.counts import ForwardCounts
 from streaming.monitor.forward_metrics import ForwardMetrics, forward_health
 from streaming.monitor.server import registry_of
-from tests.streaming.monitor.test_release_metrics import group
+from tests.streaming.monitor.groups import group
 
 _LANES = {0: (True, False), 1: (False, True), 2: (False, False)}
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from streaming.monitor.release_metrics import release_health
-
-
-def group(
-    silent_s: float = 0, refusal: str | None = None, strangers: Mapping[str, list[int]] = MappingProxyType({})
-) -> SimpleNamespace:
-    """Return what a process knows of its group."""
-    polled_s = time.monotonic() - silent_s
-    return SimpleNamespace(polled_s=polled_s, refusals=SimpleNamespace(sentence=refusal), strangers=strangers)
-
+from tests.streaming.monitor.groups import group
 
 _SHARDS = {0: SimpleNamespace(releasing=True, still_s=0), 1: SimpleNamespace(releasing=False, still_s=200)}
 

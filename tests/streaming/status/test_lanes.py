@@ -18,7 +18,7 @@ from streaming.status.broker import ask_broker
 from streaming.status.formats import as_lines
 from streaming.status.input_lag import PartitionLag
 from streaming.status.lanes import LaneStatus, lane_statuses
-from tests.streaming.status.test_screen import status_of
+from tests.streaming.status.sample_status import status_of
 
 _EPOCH, _LANES = 5, 2
 _ORIGIN = CheckpointOrigin("c", 1, 2)

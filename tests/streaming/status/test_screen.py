@@ -4,60 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from sinks.group.members import Member
-from sinks.internal_topics.lease_record import Lease
-from sinks.internal_topics.position import Lateness
-from state.checkpoint.planned_batch import PlannedBatch
-from state.due_spans import LATER, SPANS_MS
-from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
-from streaming.status.input_lag import PartitionLag
-from streaming.status.lanes import LaneStatus
-from streaming.status.ready import ReadyShard
 from streaming.status.sample import Sample, sample_of
 from streaming.status.screen import bar, problem_lines, screen_lines, sparkline
-from streaming.status.status import ShardStatus, Status
+from streaming.status.status import Status
+from tests.streaming.status.sample_status import NOW_MS, status_of
 
-NOW_MS = 1_800_000_000_000
 PROBLEMS = [
     {"at_ms": NOW_MS - number, "process": "pod-7", "level": "WARNING", "message": f"problem {number}\n\x1b[2J"}
     for number in range(30)
 ]
-
-
-def status_of(shards: int = 2) -> Status:
-    ready = [
-        ReadyShard(number, np.array([NOW_MS]), 90, "pod-7", NOW_MS - 2_000, Lateness(1_234, 5, 10 * number, 900))
-        for number in range(shards)
-    ]
-    return Status(
-        read_from="job",
-        checkpoint="/data/checkpoint",
-        now_ms=NOW_MS,
-        committed=PlannedBatch(7, NOW_MS - 2_100, NOW_MS, {}),
-        planned=None,
-        shards=[ShardStatus(number, 1, 10, 100, NOW_MS + 5_000) for number in range(shards)],
-        merged=1_000,
-        mutable_bytes=1,
-        sealed_bytes=1,
-        next_due_ms=NOW_MS + 5_000,
-        buckets=17,
-        segments=20,
-        due=dict.fromkeys([*SPANS_MS, LATER], 0) | {"1h": 40, "30d": 20, "366d": 1},
-        due_is_estimated=True,
-        broker=BrokerAnswer(
-            [PartitionLag("in", 0, 100, 103, 0)],
-            Lease(1, "node-1", 2155, "run", NOW_MS, 10_000),
-            ready=ready,
-            members=[Member("pod-7", "node-2", [0, 1], False)],
-            lanes=[LaneStatus(0, "pod-8", 2), LaneStatus(1, "job", 1_500)],
-            forwarders=[Member("pod-8", "node-2", [0], False), Member("pod-9", "node-3", [1], False)],
-        ),
-        merges=Merges(1, 3, 4.5, LastMerge(NOW_MS - 60_000, 1_500, 16)),
-    )
 
 
 def samples_of(status: Status) -> list[Sample]:

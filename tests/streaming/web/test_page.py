@@ -17,7 +17,7 @@ from streaming.web.selections import Selection
 from tests.browser import Page, chromium
 from tests.eventually import assert_eventually
 from tests.streaming.web.sampled import SampledHistory
-from tests.streaming.web.test_server import site
+from tests.streaming.web.site import site
 
 if TYPE_CHECKING:
     from selenium.webdriver.remote.webdriver import WebDriver

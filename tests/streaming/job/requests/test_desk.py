@@ -6,19 +6,18 @@ import json
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.join_commits import join_cancelled
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
+from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
 from state.cancel import MessageId, Undecided
@@ -26,74 +25,36 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import ANSWER
 from state.message import decode_chunk, encode_chunk
-from state.message_ids import each_of as each_id
 from state.message_ids import ids_of, parse_id
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.recalled import RecalledMessages
-from streaming.job.requests.search import driver_rows
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
-from tests.messages import messages, some_batch_settings
-from tests.streaming.sealed import cancelled_in, seal_messages
+from tests.messages import messages
+from tests.streaming.job.requests.desk_bench import (
+    BATCH,
+    BATCH_SETTINGS,
+    CLOCK_MS,
+    PREVIOUS_MS,
+    READ,
+    TOPIC,
+    CancelledId,
+    each_of,
+    output_of,
+    seal,
+    span,
+)
+from tests.streaming.sealed import cancelled_in
 
-BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
-TOPIC = "delayline-in"
-# Of the batch that decides: what it reads, its number, and the cutoff of the batch before.
-READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
+pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
+
 # What a shard's own group and an overflow group of it say that they keep.
 OVERFLOW: list[dict[str, Any]] = [{"kind": KEPT, "shard": 1, "count": 3}, {"kind": KEPT, "shard": 1}]
-# The batch's clock, which is before its cutoff.
-CLOCK_MS = 400
 # When the messages are due that the state stage has taken out.
 FOUND_MS = 80_000
-
-
-@pytest.fixture(autouse=True)
-def known_from(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
-    """Below which offsets messages are old."""
-    own = {(TOPIC, 0): 0}
-    monkeypatch.setattr(RecalledMessages, "known_from", own)
-    return own
-
-
-@pytest.fixture(autouse=True)
-def markers(monkeypatch: pytest.MonkeyPatch) -> list[Progress | None]:
-    """The last marker of each of two shards: the other one has handed over nothing for long."""
-    own: list[Progress | None] = [Progress(span(previous_ms=700)), Progress(span(BATCH - 1, 600))]
-    monkeypatch.setattr("streaming.job.requests.desk.read_markers", lambda _: own)
-    return own
-
-
-@pytest.fixture(autouse=True)
-def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
-    """What release processes have recalled: it has a test of its own, with a broker."""
-    ids: list[MessageId] = []
-    monkeypatch.setattr(RecalledMessages, "read", lambda *_: None)
-    monkeypatch.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_id(wanted) & set(ids)))
-    monkeypatch.setattr(RecalledMessages, "forget", lambda *_: None)
-    return ids
-
-
-def seal(store: BucketTable, number: int, **dues: int) -> None:
-    """Seal messages as bucket `number`: due times by offset, as `_5=1_200`."""
-    rows = [{"offset": int(name[1:]), "deliver_at_ms": due} for name, due in dues.items()]
-    seal_messages(store, number, rows, BATCH_SETTINGS)
-
-
-class CancelledId(NamedTuple):
-    """A row of `CANCELLED_SCHEMA`."""
-
-    id: MessageId
-    from_ms: int
-    until_ms: int
-
-
-def each_of(cancelled: pa.Table) -> list[CancelledId]:
-    rows = zip(*(column.to_pylist() for column in cancelled.columns), strict=True)
-    return [CancelledId(row[:3], *row[3:]) for row in rows]
 
 
 def answers_in(decision: Decision) -> dict[MessageId, dict[str, Any]]:
@@ -122,23 +83,6 @@ def waiting(store: BucketTable) -> list[tuple[int, int]]:
     window.close()
     loaded = pa.concat_tables(decode_chunk(bytes(row["chunk"])) for row in rows)
     return sorted(zip(*(loaded.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True))
-
-
-def span(
-    batch_id: int = BATCH, previous_ms: int = PREVIOUS_MS, ends: dict[str, dict[str, int]] | None = None, **origin: Any
-) -> BatchSpan:
-    starts = {TOPIC: {"0": READ}}
-    return BatchSpan(
-        CheckpointOrigin("c", 1, 2, **origin), batch_id, previous_ms, previous_ms + 500, starts, ends or starts
-    )
-
-
-def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
-    texts = {"part": "", "by_topic": "{}", "accepted": "{}", "topic": ""}
-    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts | {"chunk": b""}
-    table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
-    frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
-    return frame, driver_rows(frame)
 
 
 def _due_ms(is_found: bool) -> int | None:

@@ -30,23 +30,21 @@ from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.names import Holder, LookedUp, in_turn, look_up
 from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
-from tests.streaming.job.requests.test_desk import (
+from tests.streaming.job.requests.desk_bench import (
     BATCH,
     CLOCK_MS,
     PREVIOUS_MS,
     READ,
     TOPIC,
     each_of,
-    known_from,
-    markers,
     output_of,
-    recalled,
     seal,
     span,
 )
 from tests.streaming.sealed import cancelled_in
 
-__all__ = ["known_from", "markers", "recalled"]
+pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
+
 
 # Due far after the cutoff, unless a test says otherwise.
 FAR_MS = 70_000

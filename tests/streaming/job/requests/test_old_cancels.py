@@ -29,7 +29,7 @@ from streaming.local.broker import EmbeddedBroker
 from streaming.maintenance.maintenance import Maintenance
 from tests.conftest import MakeSettings
 from tests.messages import cancelled, some_batch_settings
-from tests.streaming.job.requests.test_desk import output_of
+from tests.streaming.job.requests.desk_bench import output_of
 from tests.streaming.sealed import cancelled_in, seal_messages
 
 NOW_MS = time.time_ns() // 1_000_000

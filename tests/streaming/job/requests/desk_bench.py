@@ -1,0 +1,65 @@
+"""What tests of the decision about cancels and names share: a batch, what it reads, and what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.buckets.bucket_table import BucketTable
+from state.buckets.operator import SHARD_OUTPUT_SCHEMA
+from state.cancel import MessageId
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from streaming.job.requests.search import driver_rows
+from tests.messages import some_batch_settings
+from tests.streaming.sealed import seal_messages
+
+BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
+TOPIC = "delayline-in"
+# The batch that decides reads from this offset. Then its number, and the cutoff of the batch before.
+READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
+# The batch's clock, which is before its cutoff.
+CLOCK_MS = 400
+
+
+def seal(store: BucketTable, number: int, **dues: int) -> None:
+    """Seal messages as bucket `number`: due times by offset, as `_5=1_200`."""
+    rows = [{"offset": int(name[1:]), "deliver_at_ms": due} for name, due in dues.items()]
+    seal_messages(store, number, rows, BATCH_SETTINGS)
+
+
+class CancelledId(NamedTuple):
+    """A row of `CANCELLED_SCHEMA`."""
+
+    id: MessageId
+    from_ms: int
+    until_ms: int
+
+
+def each_of(cancelled: pa.Table) -> list[CancelledId]:
+    """Return the rows of a table of `CANCELLED_SCHEMA`."""
+    rows = zip(*(column.to_pylist() for column in cancelled.columns), strict=True)
+    return [CancelledId(row[:3], *row[3:]) for row in rows]
+
+
+def span(
+    batch_id: int = BATCH, previous_ms: int = PREVIOUS_MS, ends: dict[str, dict[str, int]] | None = None, **origin: Any
+) -> BatchSpan:
+    """Return the span of a batch that reads nothing unless it has `ends`."""
+    starts = {TOPIC: {"0": READ}}
+    return BatchSpan(
+        CheckpointOrigin("c", 1, 2, **origin), batch_id, previous_ms, previous_ms + 500, starts, ends or starts
+    )
+
+
+def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
+    """Return rows of `SHARD_OUTPUT_SCHEMA` as the state stage gives them, and those that the driver reads."""
+    texts = {"part": "", "by_topic": "{}", "accepted": "{}", "topic": ""}
+    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts | {"chunk": b""}
+    table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
+    frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
+    return frame, driver_rows(frame)
