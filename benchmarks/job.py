@@ -31,11 +31,12 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
 _ORPHAN_S = 10.0
 _BATCH_LINE = re.compile(
-    r"^(\S+Z) .*batch (\d+): handed over below \S+ \((\d+)\), sealed (\d+) messages in (\d+) segments, ([\d.]+) s$",
+    r"^(\S+Z) .*batch (\d+): staged messages due before \S+ \((\d+)\), "
+    r"sealed (\d+) messages in (\d+) segments, took ([\d.]+) s$",
     re.MULTILINE,
 )
 _RECOVERED_LINE = re.compile(
-    r"recovered (?P<segments>\d+) live segments of (?P<buckets>\d+) buckets, (?P<messages>\d+) messages, "
+    r"recovered (?P<segments>\d+) live segments in (?P<buckets>\d+) buckets: (?P<messages>\d+) messages, "
     r"(?P<metadata_bytes>\d+) bytes of metadata"
 )
 

@@ -23,7 +23,7 @@ from streaming.processes.kinds import SPARE, Kind
 _SUPERVISED = "streaming.processes.supervised"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 60.0
-_SHARDS = re.compile(r"shards \[([\d, ]*)\] are (given to|taken from) ")
+_SHARDS = re.compile(r"group (assigned|revoked) shards \[([\d, ]*)\] ")
 
 
 def is_release(process: psutil.Process) -> bool:
@@ -83,9 +83,9 @@ def shards_in(log: str) -> set[int]:
     """Return the shards that a release process has, by its log."""
     shards: set[int] = set()
     for match in _SHARDS.finditer(log):
-        named = {int(number) for number in match[1].split(",") if number.strip()}
+        named = {int(number) for number in match[2].split(",") if number.strip()}
         # The lines name all that it has now, or those that it no longer has.
-        shards = named if match[2] == "given to" else shards - named
+        shards = named if match[1] == "assigned" else shards - named
     return shards
 
 

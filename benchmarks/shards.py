@@ -26,8 +26,8 @@ _OUTPUT_PARTITIONS = 128
 _MOST_DAEMONS = 1
 _MOST_OPENED = 0.02
 _LEAST_SHARE = 0.25
-_OPENED_LINE = re.compile(r"writers were opened for shards \[(?P<shards>[\d, ]*)\]")
-_BATCH_LINE = re.compile(r"batch \d+: handed over")
+_OPENED_LINE = re.compile(r"opened writers for shards \[(?P<shards>[\d, ]*)\]")
+_BATCH_LINE = re.compile(r"batch \d+: staged messages")
 
 
 def measure(stand: Stand, scale: float) -> Outcome:

@@ -41,13 +41,13 @@ def parse_duration_ms(text: str) -> int:
     text = text.strip()
     if _NUMBER.fullmatch(text):
         if "." in text:
-            raise ValueError(f"{quoted(text)} is not a duration: a fraction needs a unit; write {FORMS}")
+            raise ValueError(f"{quoted(text)} is not a duration: a fraction needs a unit. Write {FORMS}")
         return int(text)
     if parts := _parts(text):
         return _round_up(sum((number * unit_ms for number, unit_ms in parts), Decimal(0)))
     match = _ISO.fullmatch(text)
     if match is None or not any(match.groups()):
-        raise ValueError(f"{quoted(text)} is not a duration; write {FORMS}")
+        raise ValueError(f"{quoted(text)} is not a duration. Write {FORMS}")
     return _round_up(sum((Decimal(n) * _UNIT_MS[unit] for unit, n in match.groupdict().items() if n), Decimal(0)))
 
 

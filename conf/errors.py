@@ -1,4 +1,4 @@
-"""All errors of Delayline. Each has a code to search for, and a text with the cause and the remedy.
+"""All errors of Delayline. Each has a code to search for, and a message with the cause and the remedy.
 
 DelaylineError
 |-- SettingError, UsageError                      wrong call: exit code 2
@@ -7,7 +7,7 @@ DelaylineError
 |   |-- BrokerUnreachable: LoginRefused, CertificateRefused
 |   |-- TopicMissing, TopicMismatch, RightMissing
 |   |-- RecordsExpired, RecordUnreadable          of the input
-|   |-- ReadyLogLost                              what was handed over is not all there
+|   |-- ReadyLogLost                              staged messages are missing
 |   `-- DeliveryFailed, PublishFailed, PositionInvalid
 |-- StorageError
 |   |-- StorageFailed                             full, read-only, not there
@@ -34,7 +34,7 @@ _MOST_QUOTED = 40
 
 
 def quoted(value: str | bytes) -> str:
-    """Return how an error quotes a value that a stranger has written: its first 40 characters or bytes.
+    """Return how an error quotes an untrusted value: its first 40 characters or bytes.
 
     For example `'10 parsecs'`.
     """
@@ -74,7 +74,7 @@ class SetupError(DelaylineError):
 
 
 class KafkaError(DelaylineError):
-    """A broker, a topic or a record is missing, wrong or refused."""
+    """A broker, a topic or a record is missing, invalid or refused."""
 
 
 class StorageError(DelaylineError):
@@ -88,19 +88,19 @@ class InvariantViolated(DelaylineError):
 
 
 class JarsMissing(SetupError):
-    """The Java libraries of Spark's connectors or of the embedded broker have not been fetched."""
+    """The Java libraries of Spark's connectors or of the embedded broker are missing."""
 
     code = "jars-missing"
 
 
 class SparkUnsupported(SetupError):
-    """The installed pyspark is not one that this Delayline was run with."""
+    """This Delayline does not support the installed version of pyspark."""
 
     code = "spark-unsupported"
 
 
 class MissingExtra(SetupError):
-    """The packages of an optional part are not installed."""
+    """The packages of an optional feature are not installed."""
 
     code = "extra-missing"
 
@@ -136,7 +136,7 @@ class CertificateRefused(BrokerUnreachable):
 
 
 class TopicMissing(KafkaError):
-    """A topic that the job needs does not exist. Names it, and the command that creates it."""
+    """A topic that the job needs does not exist."""
 
     code = "topic-missing"
 
@@ -154,13 +154,13 @@ class RightMissing(KafkaError):
 
 
 class RecordsExpired(KafkaError):
-    """Input records were deleted before they were read. Names topic, partition and offsets."""
+    """Input records were deleted before they were read."""
 
     code = "records-expired"
 
 
 class RecordUnreadable(KafkaError):
-    """An input record has a timestamp that Spark cannot read. Names topic, partition, offset and timestamp."""
+    """An input record has a timestamp that Spark cannot read."""
 
     code = "record-unreadable"
 
@@ -178,19 +178,19 @@ class PositionInvalid(KafkaError):
 
 
 class CheckpointMismatch(DelaylineError):
-    """Checkpoint, tables and progress topic contradict each other. To continue could lose or repeat messages."""
+    """Checkpoint, tables and progress topic contradict each other. Continuing could lose or repeat messages."""
 
     code = "checkpoint-mismatch"
 
 
 class ApplicationHeld(DelaylineError):
-    """Another process has taken over this application id; only that one may hand over and seal."""
+    """Another process holds this application id. Only the holder may stage and seal messages."""
 
     code = "application-held"
 
 
 class CheckpointUnreadable(StorageError):
-    """A file of the checkpoint is missing or corrupt. Names it, and the way to continue without it."""
+    """A file of the checkpoint is missing or corrupt."""
 
     code = "checkpoint-unreadable"
 
@@ -208,67 +208,67 @@ class FormatMismatch(StorageError):
 
 
 class StorageFailed(StorageError):
-    """The storage cannot be read or written: it is full, read-only, missing, or denies access. Names the path."""
+    """The storage cannot be read or written: it is full, read-only or missing, or it denies access."""
 
     code = "storage-failed"
 
 
 class LogEntryReplaced(StorageError):
-    """A process that had lost the lease has replaced an entry of the table's log on S3. It was put back."""
+    """A process that had lost the lease replaced an entry of the table's log on S3. The entry was restored."""
 
     code = "log-entry-replaced"
 
 
 class ReadyLogLost(KafkaError):
-    """A log of the release is not the one that was written to, or records of it that are not released are gone."""
+    """The ready log or the near log was created again, or has lost records that are not released."""
 
     code = "ready-log-lost"
 
 
 class NameTaken(DelaylineError):
-    """Another release process, or another forwarder, with the same name has taken the place of this one."""
+    """Another release process or forwarder uses the name of this one."""
 
     code = "name-taken"
 
 
 class MembershipRefused(DelaylineError):
-    """The consumer group of the release processes, or of the forwarders, does not take this one."""
+    """The consumer group of the release processes or of the forwarders refuses this process."""
 
     code = "membership-refused"
 
 
 class ProcessFailed(DelaylineError):
-    """A release process or a forwarder of the job ended again and again, without an error of its own."""
+    """A release process or a forwarder of the job ended repeatedly, without reporting an error."""
 
     code = "process-failed"
 
 
 class ClockBehind(DelaylineError):
-    """The host's clock was set far back. To wait until it has caught up could take hours."""
+    """The host's clock was set far back. Waiting until it has caught up could take hours."""
 
     code = "clock-behind"
 
 
 class ClockAhead(DelaylineError):
-    """The host's clock is far ahead of the broker's. By it, messages would be handed over long before they are due."""
+    """The host's clock is far ahead of the broker's clock. Messages would be released before they are due."""
 
     code = "clock-ahead"
 
 
 class LateRowsDropped(InvariantViolated):
-    """Spark dropped rows behind the watermark, and with them messages (invariant 6)."""
+    """Spark dropped rows below the watermark, and with them messages (invariant 6)."""
 
     code = "late-rows-dropped"
 
 
 class CutoffMismatch(InvariantViolated):
-    """Two parts of one batch disagree on its cutoff, or a cutoff went back (invariants 2 and 3)."""
+    """Two parts of one batch disagree on its cutoff, or a cutoff decreased (invariants 2 and 3)."""
 
     code = "cutoff-mismatch"
 
 
 class DeliveryFailed(KafkaError):
-    """A transaction with the ready log or the output topics could not be completed. It is tried again a few times."""
+    """A transaction with the ready log or the output topics failed, also after several retries."""
 
     code = "delivery-failed"
 
@@ -280,7 +280,7 @@ class QueryFailed(DelaylineError):
 
 
 class ServiceStopping(DelaylineError):
-    """The job is ending and starts no further batch. Not a failure."""
+    """The job is stopping and starts no more batches. Not a failure."""
 
     code = "service-stopping"
 
@@ -320,7 +320,7 @@ class TwoDelays(Rejected):
 
 
 class HeaderCase(Rejected):
-    """A header's name differs by case alone from one that has a meaning."""
+    """The name of a header differs only in case from a header of Delayline."""
 
     code = "header-case"
 
@@ -350,19 +350,19 @@ class BadDeliverTo(Rejected):
 
 
 class BadCancel(Rejected):
-    """The delayline-cancel header is repeated, or is no message id; or delayline-cancel-name is no name."""
+    """The delayline-cancel header is repeated, or is not a message id; or delayline-cancel-name is not a name."""
 
     code = "bad-cancel"
 
 
 class BadReplaces(Rejected):
-    """The delayline-replaces header is repeated, or is no message id; or delayline-if is no condition."""
+    """The delayline-replaces header is repeated, or is not a message id; or delayline-if is not a condition."""
 
     code = "bad-replaces"
 
 
 class BadName(Rejected):
-    """The delayline-name header is repeated, empty, beside delayline-replaces, or has no meaning on its topic.
+    """The delayline-name header is repeated or empty, is combined with delayline-replaces, or not enabled on its topic.
 
     Or delayline-answer is repeated, says anything but true, or is on a message without a name.
     """
@@ -371,25 +371,25 @@ class BadName(Rejected):
 
 
 class BadExpiry(Rejected):
-    """The header that the policy expiry_header names is repeated, or is no instant."""
+    """The header that the policy expiry_header names is repeated, or is not an instant."""
 
     code = "bad-expiry"
 
 
 class Expired(Rejected):
-    """The message was not delivered by the time that a policy of its input topic sets: expire_after, expiry_header."""
+    """The message was not delivered before it expired, by the policies of its input topic."""
 
     code = "expired"
 
 
 class BadSchedule(Rejected):
-    """A header of another scheduler, which a preset reads, is nothing that Delayline can follow."""
+    """A header of another scheduler, which a preset reads, is invalid or not supported."""
 
     code = "bad-schedule"
 
 
 class BadTimestamp(Rejected):
-    """The delay would count from a record timestamp that is none in milliseconds: the message would be due in 1970."""
+    """The record's timestamp, from which the delay counts, is not in milliseconds: the message would be due in 1970."""
 
     code = "bad-timestamp"
 
@@ -401,7 +401,7 @@ class DelayTooLong(Rejected):
 
 
 class TooManyWaiting(Rejected):
-    """As many messages of the input topic wait as its policy `max_waiting` allows."""
+    """The policy `max_waiting` of the input topic is reached."""
 
     code = "too-many-waiting"
 
@@ -413,7 +413,7 @@ class MessageTooLarge(Rejected):
 
 
 class RecordRefused(Rejected):
-    """The output topic refuses the record, for its missing key, its timestamp, or another reason of the broker.
+    """The output topic refuses the record, because of a missing key, its timestamp, or another reason of the broker.
 
     `cause` is "other" where the broker's error does not say whether the record is to blame.
     """
@@ -438,6 +438,6 @@ class TopicUnknown(Rejected):
 
 
 class TopicClosed(Rejected):
-    """The output topic was deleted or barred, or lost the message's partition, while the message waited."""
+    """The output topic was deleted, forbidden, or lost the message's partition, while the message waited."""
 
     code = "topic-closed"

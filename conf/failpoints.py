@@ -109,6 +109,6 @@ def parse_failpoint(text: str) -> tuple[str, int, str]:
     point, _, passing = where.partition("@")
     if point not in ALL_POINTS or action not in {"kill", "pause", "raise"} or not _PASSING.fullmatch(passing or "1"):
         raise SettingError(
-            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill, =pause or =raise, with a point of {', '.join(ALL_POINTS)}"
+            f"{VARIABLE}={text!r}: write <point>[@<n>]=kill, =pause or =raise. The points are {', '.join(ALL_POINTS)}"
         )
     return point, int(passing or 1), action

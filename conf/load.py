@@ -155,7 +155,7 @@ def _read_file(file: Path | None) -> _Source:
         raise SettingError(f"settings file {str(file)!r} is not valid TOML: {error}") from None
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise SettingError(f"settings file {str(file)!r} cannot be read: {why}; give a TOML file") from None
+        raise SettingError(f"settings file {str(file)!r} cannot be read: {why}. Pass a TOML file") from None
     return _Source(_Table(table), dict.fromkeys(_flatten(table), f"file {file}"))
 
 
@@ -167,11 +167,11 @@ def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
             continue
         key = _key_of_variable(name)
         if key in _SECTIONS:
-            problems.append(f"{name}: a section has no value; allowed is {name}__KEY=value")
+            problems.append(f"{name}: a section has no value. Set {name}__KEY=value")
             continue
         if key is None:
             known = [_PREFIX + key.upper().replace(".", "__") for key in _KEYS]
-            problems.append(f"{name}: no such setting{_nearest(name, known)}")
+            problems.append(f"{name}: unknown setting{_nearest(name, known)}")
             continue
         if _NO_TEXT.search(environ[name]):
             problems.append(f"{name}: allowed is UTF-8 text")
@@ -218,9 +218,9 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> _Source:
         elif key in _KEYS:
             table[key] = value
         elif key in _SECTIONS:
-            problems.append(f"--set {key}: a section has no value; allowed is --set {key}.key=value")
+            problems.append(f"--set {key}: a section has no value. Write --set {key}.key=value")
         else:
-            problems.append(f"--set {key}: no such setting{_nearest(key, _KEYS)}")
+            problems.append(f"--set {key}: unknown setting{_nearest(key, _KEYS)}")
         origins[key] = "--set"
     return _Source(_Table(table), origins)
 
@@ -229,7 +229,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     # The same key in another section is a better guess than a similar spelling.
     same = [key for key in known if key.rpartition(".")[2] == name.rpartition(".")[2]]
     near = same[:1] or get_close_matches(name, known, n=1)
-    return f"; the nearest is {near[0]}" if near else f"; the sections are {', '.join(_SECTIONS)}"
+    return f"; did you mean {near[0]}?" if near else f"; the sections are {', '.join(_SECTIONS)}"
 
 
 def _with_origin(sentence: str, origins: Mapping[str, str]) -> str:
@@ -248,7 +248,7 @@ def _sentence(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     kind = detail["type"]
     if kind == "extra_forbidden":
         known = _KEYS if len(path) > 1 else [*_KEYS, *_SECTIONS]
-        return f"{key}: no such setting{_nearest(key, known)}{suffix}"
+        return f"{key}: unknown setting{_nearest(key, known)}{suffix}"
     allowed = str(detail["ctx"]["error"]) if kind == "value_error" else _ALLOWED.get(kind, detail["msg"])
     if not path:
         return allowed

@@ -53,7 +53,7 @@ def configure_logging(level: str, log_format: str = "text") -> None:
     `log_format` is one of `monitor.log_format`. Raises UsageError for an unknown level.
     """
     if level.lower() not in _LEVELS:
-        raise UsageError(f"--log-level {level!r}: one of {', '.join(_LEVELS)}")
+        raise UsageError(f"--log-level {level!r}: allowed is one of {', '.join(_LEVELS)}")
     # Does nothing if the process, such as one of pytest, has a handler already.
     logging.basicConfig(level=logging.WARNING)
     for handler in logging.getLogger().handlers:

@@ -153,7 +153,7 @@ StoragePath = Annotated[
     str,
     _matching(
         r"(?!.*://[^/@]*:[^/@]*@).*\S.*",
-        "a local path, or a Hadoop URI without credentials (write those in [spark], as spark.hadoop.…)",
+        "a local path, or a Hadoop URI without credentials (set those in [spark], as spark.hadoop.…)",
     ),
 ]
 

@@ -67,7 +67,7 @@ class SparkSettings(OptionTable):
         if fixed := [f"no {key}, {FIXED_OPTIONS[key]}" for key in table if key in FIXED_OPTIONS]:
             raise ValueError("; ".join(fixed))
         if defaults := [key for key in table if key.startswith(TABLE_DEFAULTS)]:
-            raise ValueError(f"no {', '.join(defaults)}: the table of sealed messages has properties of its own")
+            raise ValueError(f"no {', '.join(defaults)}: the table of sealed messages sets its own properties")
         # Two cores, and up to four tries of a task, as on a cluster: plain local[2] tries once.
         return {"spark.master": "local[2,4]"} | table
 
@@ -240,7 +240,7 @@ class HeaderSettings(Section):
     def _distinct(self) -> HeaderSettings:
         names = [*self.delays, self.deliver_to]
         if len(set(names)) != len(names):
-            raise ValueError(f"four names that differ from each other, not {names}")
+            raise ValueError(f"four different names, not {names}")
         return self
 
 
@@ -386,11 +386,11 @@ def _wrong_ports(monitor: MonitorSettings, web: WebSettings, releases: int, forw
             continue
         port = int(first) + number
         if port > _MOST_PORT:
-            wrong.append(f"{key} = {address!r}: allowed are ports up to {_MOST_PORT}, and {user} takes {port}")
+            wrong.append(f"{key} = {address!r}: allowed are ports up to {_MOST_PORT}, and {user} would take {port}")
             break
         for other_host, other_port, other in taken:
             if port == other_port and (host == other_host or {host, other_host} <= _THIS_HOST):
-                wrong.append(f"{key} = {address!r}: allowed are other ports than {other}'s: {user} takes {port}")
+                wrong.append(f"{key} = {address!r}: {user} would take port {port}, which {other} uses")
         taken.append((host, port, user))
     return wrong
 
@@ -514,19 +514,19 @@ class Settings(BaseSettings):
         ]
         # Names only: the job leaves out what a pattern matches by accident.
         wrong += [
-            f"topics.allowed_outputs = {topic!r}: allowed is no input, dead-letter, results or internal topic"
+            f"topics.allowed_outputs = {topic!r}: input, dead-letter, results and internal topics are not allowed"
             for topic in topics.allowed_outputs
             if topic in {*topics.input, topics.dead_letter, self.results_topic, *own.values()}
         ]
         own_policies = {f"policies.{topic}": policy for topic, policy in self.policies.by_topic.items()}
         by_topic = {f"presets.{topic}" for topic in self.presets.by_topic} | own_policies.keys()
         wrong += [
-            f"{key}: allowed is a topic that is in topics.input"
+            f"{key}: allowed are topics in topics.input"
             for key in sorted(by_topic)
             if key.partition(".")[2] not in topics.input
         ]
         wrong += [
-            f"rates.{topic}: allowed is topics.output, one of topics.allowed_outputs, the dead-letter or results topic"
+            f"rates.{topic}: allowed are topics.output, topics.allowed_outputs, the dead-letter and the results topic"
             for topic in self.rates.by_topic
             if topic not in {topics.output, topics.dead_letter, self.results_topic}
             and not any(fnmatchcase(topic, pattern) for pattern in topics.allowed_outputs)
@@ -534,28 +534,30 @@ class Settings(BaseSettings):
         for key, policy in {"policies": self.policies.of_all, **own_policies}.items():
             longest = self.limits.max_delay if policy.max_delay is None else policy.max_delay
             if policy.over_max_delay == "reject" and max(policy.default_delay, policy.fixed_delay or 0) > longest:
-                wrong.append(f"{key}: allowed are a default_delay and a fixed_delay up to the longest delay")
+                wrong.append(f"{key}: default_delay and fixed_delay must not exceed the longest delay")
         if self.clock.trigger > self.clock.horizon:
-            wrong.append("clock.trigger: allowed is a duration up to clock.horizon: messages would be late")
+            wrong.append(
+                "clock.trigger: allowed is a duration up to clock.horizon. With a longer one, messages would be late"
+            )
         release = self.release
         if 4 * release.slice > release.transaction_timeout:
             wrong.append(
-                "release.slice: allowed is a duration up to a quarter of release.transaction_timeout: the rest is for "
-                "the work on a transaction"
+                "release.slice: allowed is a duration up to a quarter of release.transaction_timeout. The "
+                "rest of it is left for the work on a transaction"
             )
         # A transaction's last message is due a slice after its first, which is due a lead after it is written. If it is
         # due later than in half of the timeout, the clock counts as set back (`sinks.release.ring`).
         if 2 * (release.lead + release.slice) > release.transaction_timeout:
             wrong.append(
-                "release.lead: allowed is a duration that is with release.slice up to half of "
-                "release.transaction_timeout: so long a transaction is open before its messages are due"
+                "release.lead: release.lead and release.slice together must not exceed half of "
+                "release.transaction_timeout. A transaction is open for that long before its messages are due"
             )
         wrong += _wrong_ports(self.monitor, self.web, release.processes, self.forward.processes)
         # On S3 alone: for a file system that Delayline does not know, a deployment may have a better one than Spark's.
         if self.storage.path.startswith("s3a:") and CHECKPOINT_FILE_MANAGER in self.spark.options:
             wrong.append(
-                f"[spark]: allowed is no {CHECKPOINT_FILE_MANAGER} if storage.path is on S3: another one than "
-                "Delayline's leaves a file of the checkpoint half written when the job is cut off"
+                f"[spark]: {CHECKPOINT_FILE_MANAGER} is not allowed if storage.path is on S3. Other classes "
+                "than Delayline's may leave a checkpoint file half written"
             )
         if len(set(outputs.values())) != len(outputs):
             wrong.append(f"topics: {', '.join(outputs)} must be different topics, not {outputs}")

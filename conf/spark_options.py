@@ -14,30 +14,30 @@ It sets further options, which a deployment may override:
 
 from __future__ import annotations
 
-_SESSIONS = "or else Spark keeps half a megabyte of each batch in memory for ever"
+_SESSIONS = "because otherwise Spark keeps half a megabyte of each batch in memory forever"
 _DELTA = "by which Spark finds the table of sealed messages"
-_FILES = "or else Delta writes files of the table again behind the job's back"
+_FILES = "because otherwise Delta rewrites files of the table without the job"
 
 FIXED_OPTIONS = {
-    "spark.sql.shuffle.partitions": "which is bucket.shards: with another number, two tasks hand over one shard",
+    "spark.sql.shuffle.partitions": "which is bucket.shards: with another, two tasks would stage one shard",
     # A writer fences the one before: of two attempts at a time, each would end the other's transaction.
-    "spark.speculation": "which is false: a second attempt of a task that runs would fence the first one's writer",
-    "spark.sql.streaming.stateStore.providerClass": "which a checkpoint keeps for life: another cannot read its state",
+    "spark.speculation": "which is false: a second attempt of a running task would fence the writer of the first one",
+    "spark.sql.streaming.stateStore.providerClass": "which each checkpoint keeps: others cannot read its state",
     # Commands read the state of the last committed batch, while the job commits and deletes on.
-    "spark.sql.streaming.minBatchesToRetain": "which is 10: with fewer, commands find the state that they read deleted",
-    "spark.sql.extensions": f"which names Delta's, {_DELTA}",
-    "spark.sql.catalog.spark_catalog": f"which names Delta's, {_DELTA}",
+    "spark.sql.streaming.minBatchesToRetain": "which is 10: with fewer, commands would find their state deleted",
+    "spark.sql.extensions": f"which is Delta's: {_DELTA}",
+    "spark.sql.catalog.spark_catalog": f"which is Delta's: {_DELTA}",
     "spark.sql.adaptive.enabled": f"which is false, {_SESSIONS}",
     "spark.sql.adaptive.applyFinalStageShuffleOptimizations": f"which is false, {_SESSIONS}",
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": f"which is false, {_SESSIONS}",
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "which is true: without it a damaged message is delivered",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "which is true: otherwise damaged messages would be delivered",
     "spark.databricks.delta.autoCompact.enabled": f"which is false, {_FILES}",
     "spark.databricks.delta.optimizeWrite.enabled": f"which is false, {_FILES}",
-    "spark.databricks.delta.stats.collect": "which is true: without it, a load reads the whole table",
-    "spark.databricks.delta.writeChecksumFile.enabled": "which is true: a start finds by it that a log entry is lost",
-    "spark.sql.sources.partitionOverwriteMode": "which is static: with dynamic, a merge leaves what it has replaced",
+    "spark.databricks.delta.stats.collect": "which is true: otherwise each load would read the whole table",
+    "spark.databricks.delta.writeChecksumFile.enabled": "which is true: it shows at the start that a log entry is lost",
+    "spark.sql.sources.partitionOverwriteMode": "which is static: with dynamic, merged parts would keep their old rows",
     # The table keeps deleted files for less time than the check allows.
-    "spark.databricks.delta.retentionDurationCheck.enabled": "which is false: with true, vacuums fail",
+    "spark.databricks.delta.retentionDurationCheck.enabled": "which is false: otherwise vacuums fail",
 }
 """Option names, and what `bad-setting` says of one: what Delayline sets it to, and why."""
 

@@ -211,7 +211,7 @@ def _errors(remedies: Mapping[str, str]) -> str:
     ]
     return (
         _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Error codes")
-        + "\nA command that fails prints `error: <code>: <sentence>` on standard error. The sentence names the problem "
+        + "\nA command that fails prints `error: <code>: <message>` on standard error. The message names the problem "
         "and the value that caused it. Codes are stable: scripts may rely on them. The codes of dead letters are on "
         "[a separate page](dead-letters.md).\n\n" + _table(("code", "exit code", "meaning", "what to do"), rows)
     )
@@ -237,7 +237,7 @@ def _dead_letters(remedies: Mapping[str, str]) -> str:
     return (
         _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Dead-letter codes")
         + "\nThe header `delayline-error` of a dead letter has one of these codes; `delayline-error-text` has the code "
-        "and a sentence. [Dead letters](../publish/dead-letters.md) describes them.\n\n"
+        "and a message. [Dead letters](../publish/dead-letters.md) describes them.\n\n"
         + _table(("code", "the record"), rows)
     )
 

@@ -132,7 +132,7 @@ class Resender:
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as problem:
-            return f"; it could not be aborted ({problem.args[0].str()}): the next resend or the broker will end it"
+            return f". It could not be aborted ({problem.args[0].str()}): the next resend or the broker will end it"
         return ""
 
     def _failed(self, why: KafkaError, aborting: str = "") -> PublishFailed:
@@ -140,8 +140,8 @@ class Resender:
 
     def _unanswered(self, why: KafkaError) -> PublishFailed:
         return PublishFailed(
-            f"{self._servers} did not answer whether it committed the last transaction: {why.str()}. Run the command "
-            "again: without --again it does not send a second time what was resent"
+            f"{self._servers} did not answer whether it committed the last transaction: {why.str()}. Run the "
+            "command again. Without --again, it sends no message twice"
         )
 
 

@@ -91,7 +91,7 @@ class Canceller:
         for ask in asks:
             self._produce(producer, ask, headers)
         if producer.flush(_PUBLISH_TIMEOUT_S):
-            self._fail("an input topic", "not all cancels are confirmed")
+            self._fail("an input topic", "not all requests are confirmed")
         if self._failure is not None and not self._open:
             raise self._failure
 
@@ -171,8 +171,8 @@ class Canceller:
             return
         why = error if isinstance(error, str) else error.str()
         self._failure = PublishFailed(
-            f"{where} at {self._settings.kafka.bootstrap_servers}: {why}. Messages without an answer may not be "
-            "cancelled: to cancel all of them again does no harm"
+            f"{where} at {self._settings.kafka.bootstrap_servers}: {why}. Messages without an answer may "
+            "still wait. It is safe to cancel all of them again"
         )
 
 
@@ -201,9 +201,9 @@ def _check_name(name: str, topic: str, settings: Settings) -> None:
     policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
     presets = presets_named(settings.presets.by_topic.get(topic, ()))
     if policy.names == OFF and not any(preset.named for preset in presets):
-        raise UsageError(f"messages of {topic} have no names by these settings: policies.names is {OFF}")
+        raise UsageError(f"messages of {topic} have no names: policies.names is {OFF} in these settings")
     if not 1 <= len(name.encode()) <= MOST_NAME_BYTES:
-        raise UsageError(f"the name {quoted(name)}: a name has 1 to {MOST_NAME_BYTES} bytes")
+        raise UsageError(f"name {quoted(name)}: a name must have 1 to {MOST_NAME_BYTES} bytes")
 
 
 def place_of(text: str, settings: Settings) -> tuple[str, int, int]:

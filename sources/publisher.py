@@ -72,8 +72,8 @@ class Publisher:
             raise SettingError(f"[kafka]: {error}") from error
         except (KafkaError, OSError) as error:
             raise BrokerUnreachable(
-                f"no broker answers at {self._servers} ({error}); is it running, and are kafka.bootstrap_servers and "
-                "kafka.security.protocol right?"
+                f"no broker answers at {self._servers} ({error}). Check that it runs, "
+                "kafka.bootstrap_servers and kafka.security.protocol"
             ) from error
 
     def publish(self, values: Iterable[bytes | None], key: bytes | None = None, headers: Headers = ()) -> Iterator[str]:
@@ -115,7 +115,8 @@ class Publisher:
         if described["error_code"] or not partitions:
             why = for_code(described["error_code"]).__name__
             raise TopicMissing(
-                f"{self.topic} at {self._servers} ({why}): create it with `delayline topics create`, or name another"
+                f"{self.topic} at {self._servers} ({why}). Create it with `delayline topics create`, or name "
+                "another topic"
             )
         if self._partition is not None and self._partition >= partitions:
             raise UsageError(f"{self.topic} has no partition {self._partition}, only 0 to {partitions - 1}")

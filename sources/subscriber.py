@@ -142,7 +142,8 @@ class Subscriber:
             described = self._consumer.list_topics(topic, CONNECT_TIMEOUT_S).topics[topic]
             if described.error is not None and described.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise TopicMissing(
-                    f"{topic} at {self._servers}: create it with `delayline topics create`, or name another"
+                    f"{topic} at {self._servers}: unknown topic. Create it with `delayline topics create`, "
+                    "or name another topic"
                 )
             if described.error is not None:
                 raise KafkaException(described.error)
@@ -188,8 +189,8 @@ class Subscriber:
         if is_refusal(error):
             return right_missing("Read" if topic == self.topic else "Describe", f"topic {topic}")
         return BrokerUnreachable(
-            f"{topic} cannot be read at {self._servers} ({error.str()}); is the broker running, "
-            "and are kafka.bootstrap_servers and kafka.security.protocol right?"
+            f"cannot read {topic} at {self._servers} ({error.str()}). Check that the broker runs, "
+            "kafka.bootstrap_servers and kafka.security.protocol"
         )
 
 

@@ -118,7 +118,7 @@ class Claim:
     def cuts(self, topic_ids: Mapping[str, str]) -> list[str]:
         """Return a sentence for `check_uncut` on each partition of the topics that is known to be cut."""
         return [
-            f"{topic}/{number} has lost records below offset {position}, up to which forwarders have read"
+            f"{topic}/{number} has lost records below offset {position}, and forwarders have read up to there"
             for topic, own in self.cut.items()
             if topic_ids.get(topic) == self.topic_ids[topic]
             for number, position in own.items()
@@ -230,8 +230,9 @@ def check_uncut(cuts: Collection[str]) -> None:
     """
     if cuts:
         raise CheckpointMismatch(
-            f"{'; '.join(cuts)}: the topic has lost its newest records, and new ones would count as taken. Delete the "
-            "topic, create it again, and start with topics.skip_expired=true; publish again what nobody has read of it"
+            f"{'; '.join(cuts)}. The topic has lost its newest records, and the claims would count for new "
+            "records with their offsets. Delete the topic, create it again, and start with "
+            "topics.skip_expired=true. Publish the unread messages again"
         )
 
 

@@ -68,7 +68,7 @@ def _epoch_ms(text: str) -> int:
     if number in _SECONDS:
         raise ValueError(f"{quoted(text)} is seconds by its size; write milliseconds")
     if 0 < number < _LEAST_EPOCH_MS:
-        raise ValueError(f"{quoted(text)} is before September 2001 as epoch ms; is it a delay?")
+        raise ValueError(f"{quoted(text)} is before September 2001 as epoch ms. Is it a delay?")
     for unit, numbers in _FINER_UNITS.items():
         if number in numbers:
             raise ValueError(f"{quoted(text)} is {unit} by its size; write milliseconds")
@@ -82,7 +82,7 @@ def _iso_8601(text: str) -> int:
     except ValueError as problem:
         # Python's sentence quotes all of the text, unless it is about a number in it.
         reason = "" if "isoformat" in str(problem) else f": {problem}"
-        raise ValueError(f"{quoted(text)} is no instant{reason}") from None
+        raise ValueError(f"{quoted(text)} is not an instant{reason}") from None
     if instant.tzinfo is None:
         raise ValueError(f"{quoted(text)} has no offset from UTC; add one, or Z")
     # Python drops the digits below 1 us.

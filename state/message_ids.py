@@ -153,12 +153,12 @@ def parse_id(text: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of a message id, `topic/partition/offset`. Raises ValueError."""
     topic, *place = text.rsplit("/", 2)
     if len(topic) > MOST_TOPIC_CHARACTERS:
-        raise ValueError(f"a topic's name has {MOST_TOPIC_CHARACTERS} characters at the most")
+        raise ValueError(f"a topic name has at most {MOST_TOPIC_CHARACTERS} characters")
     if not topic or len(place) != 2 or not all(each.isascii() and each.isdigit() for each in place):
-        raise ValueError("a message id is topic/partition/offset")
+        raise ValueError("a message id has the form topic/partition/offset")
     partition, offset = map(int, place)
     if partition >= 1 << 31 or offset >= 1 << 63:
-        raise ValueError("partition or offset is larger than Kafka's")
+        raise ValueError("the partition or the offset is larger than Kafka allows")
     return topic, partition, offset
 
 

@@ -16,38 +16,46 @@ class Reason(Enum):
     """Why an answer says what it says: its `code`, the `result` that it goes with, and the sentence `why`, if any."""
 
     WITHDRAWN = ("withdrawn", "cancelled", None)
-    RECALLED = ("recalled", "cancelled", "it was handed over, and a release process has recalled it")
+    RECALLED = ("recalled", "cancelled", "it was staged, and a release process recalled it")
     ALREADY_CANCELLED = (
         "already-cancelled",
         "cancelled",
-        "another request has cancelled it, or it was refused itself: there is nothing to replace",
+        "another request cancelled it, or it was itself refused, so there is nothing to replace",
     )
-    RELEASED = ("released", "too-late", "it is delivered, or about to be, or went to the dead-letter topic")
-    NO_INPUT_TOPIC = ("no-input-topic", "unknown", "the job reads no input topic of this name")
+    RELEASED = ("released", "too-late", "it is delivered or about to be, or it went to the dead-letter topic")
+    NO_INPUT_TOPIC = ("no-input-topic", "unknown", "the job does not read an input topic of this name")
     NOT_READ = (
         "not-read",
         "unknown",
-        "the job has not read it yet: ask again, or publish cancels to the message's partition",
+        "the job has not read it yet. Send the request again, or publish it to the message's partition",
     )
     RECORD_DELETED = (
         "record-deleted",
         "unknown",
-        "it does not wait, and is too old: its record is deleted, or older than cancels.known_for, or the recalled "
-        "topic was lost since. So it is not known whether it was cancelled once",
+        "it does not wait, and it is too old to know whether it was cancelled: its record is deleted or "
+        "older than cancels.known_for, or the recalled topic was lost since then",
     )
     HANDED_OVER = (
         "handed-over",
         "unknown",
-        "it is handed over, delivered, or a dead letter: too late to be replaced",
+        "it is staged, delivered or a dead letter: too late to replace it",
     )
-    UNDECIDED = ("undecided", "unknown", "it is handed over, and another request may have cancelled it: ask again")
+    UNDECIDED = (
+        "undecided",
+        "unknown",
+        "it is staged, and another request may have cancelled it. Send the request again",
+    )
     CHECKPOINT_LOST = (
         "checkpoint-lost",
         "unknown",
-        "the job's checkpoint was lost before this was decided: ask again",
+        "the job's checkpoint was lost before this was decided. Send the request again",
     )
-    NO_SUCH_NAME = ("no-such-name", "unknown", "no message has this name: there was none, or it is delivered")
-    NAME_KEPT = ("name-kept", "kept", "it keeps the name until it is due: the new message is dropped")
+    NO_SUCH_NAME = (
+        "no-such-name",
+        "unknown",
+        "no message has this name: none had it, or the one that had it is delivered",
+    )
+    NAME_KEPT = ("name-kept", "kept", "it keeps the name until it is due, so the new message is dropped")
 
     def __init__(self, code: str, result: Result, why: str | None) -> None:
         self.code = code

@@ -49,9 +49,9 @@ def make_cds_archive(progress: Callable[[str], None] = print) -> None:
     """Write the archive if there is none, and report to `progress`. Without one everything works, but starts slower."""
     archive = cds_archive()
     if archive.is_file():
-        progress(f"classes: archived in {archive}")
+        progress(f"classes: already archived in {archive}")
         return
-    progress(f"classes: archiving Spark's into {archive}")
+    progress(f"classes: writing an archive of Spark's classes to {archive}")
     for other in archive.parent.glob(f"{_NAME}*"):
         other.unlink()
     partial = archive.with_suffix(f".partial-{os.getpid()}")
@@ -67,9 +67,9 @@ def make_cds_archive(progress: Callable[[str], None] = print) -> None:
             partial.rename(archive)
         else:
             why = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]
-            progress(f"classes: not archived ({why}); starts are slower")
+            progress(f"classes: no archive was written ({why}). Starts take longer")
     except subprocess.TimeoutExpired:
-        progress(f"classes: not archived within {_LIMIT_S} s; starts are slower")
+        progress(f"classes: no archive was written within {_LIMIT_S} s. Starts take longer")
     finally:
         partial.unlink(missing_ok=True)
 

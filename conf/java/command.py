@@ -22,7 +22,7 @@ def java_command() -> str:
     java = java_path()
     version = java_version(java)
     if version < OLDEST_JAVA:
-        raise JavaMissing(f"{java} is Java {version}; set JAVA_HOME to Java {OLDEST_JAVA} or newer")
+        raise JavaMissing(f"{java} is Java {version}. Set JAVA_HOME to Java {OLDEST_JAVA} or newer")
     return java
 
 
@@ -32,7 +32,7 @@ def java_path() -> str:
     java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
     where = f"JAVA_HOME ({home})" if home else "PATH"
     if java is None:
-        raise JavaMissing(f"no java in {where}; install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to one")
+        raise JavaMissing(f"no java found in {where}. Install Java {OLDEST_JAVA} or newer, or set JAVA_HOME")
     return java
 
 
@@ -45,5 +45,5 @@ def java_version(java: str) -> int:
     # Up to Java 8 the version was written 1.8.
     match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
     if match is None:
-        raise JavaMissing(f"{java} -version says {done.stderr[:200]!r}, which names no version")
+        raise JavaMissing(f"{java} -version printed {done.stderr[:200]!r}, which contains no version")
     return int(match[1])

@@ -27,7 +27,7 @@ def spark_line() -> str:
     line = ".".join(installed.split(".")[:2])
     if LINES.get(line) != installed:
         raise SparkUnsupported(
-            f"pyspark {installed} is installed; this Delayline runs with {' or '.join(LINES.values())}"
+            f"pyspark {installed} is installed. This Delayline requires {' or '.join(LINES.values())}"
         )
     return line
 

@@ -50,7 +50,7 @@ def with_client_properties(kafka: KafkaSettings) -> tuple[KafkaSettings, dict[st
         field = "bootstrap_servers" if key == _SERVERS else key
         origin = f"{file}, line {found.line}"
         if clear.get(key, value) != value:
-            problems.append(f"kafka.{field}: differs from the {key} of {origin}; keep one of them")
+            problems.append(f"kafka.{field} differs from the {key} of {origin}. Keep one of them")
         elif key not in clear and value not in _AGREED.get(key, ()):
             table[field] = value
             origins[f"kafka.{field}"] = origin
@@ -79,7 +79,7 @@ def parse_properties(text: str, name: str) -> dict[str, Property]:
         key, value = (_unescaped(part, name, number) for part in _split(line))
         if key in found:
             raise SettingError(
-                f"{name}, line {number}: {key} stands in line {found[key].line} already; keep one of them"
+                f"{name}, line {number}: {key} is already set in line {found[key].line}. Keep one of them"
             )
         found[key] = Property(value, number)
     return found
@@ -91,12 +91,12 @@ def _text(file: Path) -> str:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise _unusable(file, f"a file that can be read ({why})") from None
+        raise _unusable(file, f"a readable file ({why})") from None
     if len(content) > MAX_BYTES:
         raise _unusable(file, f"a file of up to {MAX_BYTES} bytes")
     text = content.decode("latin-1")
     if "\0" in text or text.startswith(_MARKS):
-        allowed = "text in Latin-1, as Kafka reads it, without a byte order mark; write other characters as \\u20ac"
+        allowed = "Latin-1 text without a byte order mark, as Kafka reads it. Write other characters as \\u20ac"
         raise _unusable(file, allowed)
     return text
 
@@ -142,7 +142,7 @@ def _unescaped(text: str, name: str, number: int) -> str:
         code = match[1]
         if code[0] == "u":
             if len(code) == 1:
-                raise SettingError(f"{name}, line {number}: allowed after \\u are four hexadecimal digits")
+                raise SettingError(f"{name}, line {number}: \\u must be followed by four hexadecimal digits")
             return chr(int(code[1:], 16))
         return _LETTERS.get(code, code)
 

@@ -70,7 +70,7 @@ def check_clients(settings: Settings) -> None:
     )
     for key, timeout_ms, own in producers:
         timeout = {"transactional.id": "unused", "transaction.timeout.ms": str(timeout_ms)}
-        because = f" (a producer of Delayline's has transaction.timeout.ms={timeout_ms}, by {key})"
+        because = f" (Delayline's producers use transaction.timeout.ms={timeout_ms}, from {key})"
         make_client(Producer, options | NO_SIZE_LIMIT | timeout | own, because)
 
 

@@ -60,8 +60,8 @@ def check_contact(kafka: KafkaSettings) -> None:
             or problem.args[0].str()
         )
         raise BrokerUnreachable(
-            f"no broker answers at {servers} ({reasons}); is it running, and are kafka.bootstrap_servers and "
-            "kafka.security.protocol right?"
+            f"no broker answers at {servers} ({reasons}). Check that it runs, kafka.bootstrap_servers and "
+            "kafka.security.protocol"
         ) from problem
 
 
@@ -88,8 +88,9 @@ def _refusal(problem: KafkaError, servers: str, mechanism: str | None) -> Broker
         return LoginRefused(f"{servers}: {reason}. Check {', '.join(f'kafka.sasl.{key}' for key in keys)}")
     if problem.code() == KafkaError._SSL or _ALERT.search(reason):
         return CertificateRefused(
-            f"{servers}: {reason}. Check kafka.ssl.ca.location (who signed the broker's certificate), the host names "
-            "in kafka.bootstrap_servers, and kafka.ssl.certificate.location if the broker demands one"
+            f"{servers}: {reason}. Check kafka.ssl.ca.location (the CA that signed the broker's "
+            "certificate), the host names in kafka.bootstrap_servers, and kafka.ssl.certificate.location if "
+            "the broker requires a client certificate"
         )
     return None
 

@@ -51,7 +51,9 @@ def read_client_credentials(options: Mapping[str, str], jaas: Mapping[str, str])
     """Return what `options` of the section and the entry `jaas` in it say. Raises SettingError."""
     handler, method = options.get(_HANDLER, _JAVA_HANDLER), options.get("sasl.oauthbearer.method", "oidc")
     if handler not in _HANDLERS:
-        raise wrong_option(_HANDLER, handler, f"{_JAVA_HANDLER} with {MECHANISM}: the other clients have no such class")
+        raise wrong_option(
+            _HANDLER, handler, f"{_JAVA_HANDLER} with {MECHANISM}: the other clients do not have this class"
+        )
     if method.lower() != "oidc":
         raise wrong_option("sasl.oauthbearer.method", method, "oidc")
     url = options.get(_URL)
@@ -101,7 +103,7 @@ def _one(options: Mapping[str, str], jaas: Mapping[str, str], name: str) -> str 
     if name in jaas:
         found["sasl.jaas.config"] = jaas[name]
     if len(set(found.values())) > 1:
-        raise SettingError(f"kafka.{next(iter(found))}: differs from {name} in {', '.join([*found][1:])}")
+        raise SettingError(f"kafka.{next(iter(found))} differs from {name} in {', '.join([*found][1:])}")
     return next(iter(found.values()), None)
 
 
@@ -121,7 +123,7 @@ def _ca(options: Mapping[str, str], jaas: Mapping[str, str]) -> str | None:
         return options.get("https.ca.location")
     if jaas.get("ssl.truststore.type", "JKS").upper() != "PEM":
         raise SettingError(
-            "kafka.sasl.jaas.config: its ssl.truststore.location is no PEM file; allowed is one with "
-            "ssl.truststore.type=PEM, or a PEM file as https.ca.location beside it"
+            "kafka.sasl.jaas.config: ssl.truststore.location is not a PEM file. Use a PEM file with "
+            "ssl.truststore.type=PEM, or add a PEM file as https.ca.location"
         )
     return store

@@ -93,13 +93,13 @@ REFUSED = {
     "bootstrap.servers": "write kafka.bootstrap_servers",
     "metadata.broker.list": "write kafka.bootstrap_servers",
     "transaction.timeout.ms": "write release.transaction_timeout",
-    "ssl.ca.pem": "give a file, as ssl.ca.location",
-    "ssl.certificate.pem": "give a file, as ssl.certificate.location",
-    "ssl.key.pem": "give a file, as ssl.key.location",
+    "ssl.ca.pem": "set ssl.ca.location to a file",
+    "ssl.certificate.pem": "set ssl.certificate.location to a file",
+    "ssl.key.pem": "set ssl.key.location to a file",
     # For a larger message the client would report "queue full" forever, with an empty queue.
-    "queue.buffering.max.kbytes": "a message above it could never be sent, and a transaction bounds what is queued",
-    "topic.blacklist": "Delayline could neither read nor write a topic that it hides",
-    "ssl.cipher.suites": "the clients have different names for ciphers; limit them at the broker",
+    "queue.buffering.max.kbytes": "messages above it could never be sent, and transactions already bound the queue",
+    "topic.blacklist": "Delayline could not read or write a topic that this option hides",
+    "ssl.cipher.suites": "the clients use different names for ciphers. Limit ciphers at the broker",
 } | dict.fromkeys(
     _names(
         """
@@ -110,6 +110,6 @@ REFUSED = {
         transactional.id value.deserializer value.serializer
         """
     ),
-    "Delayline sets it itself; leave it out",
+    "Delayline sets this option itself. Remove it",
 )
 KNOWN = SHARED | LIBRDKAFKA_ONLY | JAVA_ONLY | TRANSLATED | KAFKA_PYTHON_NUMBERS

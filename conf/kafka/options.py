@@ -172,7 +172,7 @@ def _check_files(options: dict[str, str]) -> None:
             with open(options[name], "rb"):
                 pass
         except OSError as error:
-            raise wrong_option(name, options[name], f"a file that can be read ({error.strerror})") from None
+            raise wrong_option(name, options[name], f"a readable file ({error.strerror})") from None
 
 
 def _drop_none(options: dict[str, Any]) -> dict[str, Any]:
@@ -183,11 +183,11 @@ def _check_names(options: dict[str, str]) -> None:
     wrong = []
     for name in options:
         if name in REFUSED:
-            wrong.append(f"kafka.{name}: not allowed here: {REFUSED[name]}")
+            wrong.append(f"kafka.{name} is not allowed: {REFUSED[name]}")
         elif name not in KNOWN:
             near = get_close_matches(name, [*sorted(KNOWN), "bootstrap_servers"], n=1)
-            hint = f"the nearest is kafka.{near[0]}" if near else "no Kafka client knows it"
-            wrong.append(f"kafka.{name}: no such setting; {hint}")
+            hint = f"did you mean kafka.{near[0]}?" if near else "no Kafka client knows it"
+            wrong.append(f"kafka.{name}: unknown setting; {hint}")
     if wrong:
         raise SettingError("\n".join(wrong))
 
@@ -229,7 +229,7 @@ def _one_of(options: dict[str, str], name: str, allowed: Sequence[str]) -> str |
 def _mechanism(options: dict[str, str]) -> str | None:
     java, librdkafka = (_one_of(options, name, _MECHANISMS) for name in ("sasl.mechanism", "sasl.mechanisms"))
     if java and librdkafka and java != librdkafka:
-        raise wrong_option("sasl.mechanisms", librdkafka, f"what sasl.mechanism says: {java}")
+        raise wrong_option("sasl.mechanisms", librdkafka, f"the value of sasl.mechanism: {java}")
     return java or librdkafka
 
 

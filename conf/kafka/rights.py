@@ -18,14 +18,13 @@ _REFUSALS = {
 
 def right_missing(right: str, on: str) -> RightMissing:
     """Return the error for the operation `right` of Kafka's access control on a resource, such as "topic orders"."""
-    return RightMissing(f"the login of [kafka] needs the right {right} on the {on}. Nothing is lost")
+    return RightMissing(f"the login of [kafka] lacks the right {right} on the {on}. Nothing is lost")
 
 
 def write_barred(place: str) -> RightMissing:
     """Return the error for a topic, or a partition of it, that a running job may not write to."""
     return RightMissing(
-        f"the broker does not let the job write to {place}: the login of [kafka] needs the right Write there. Give it "
-        "that, and start the job again. Nothing is lost"
+        f"the login of [kafka] lacks the right Write on {place}. Grant it and start the job again. Nothing is lost"
     )
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from conf.errors import SettingError
 from conf.kafka.wrong_option import wrong_option
 
-_BESIDE_CA = "a PEM file as ssl.ca.location beside it"
-_BESIDE_CERTIFICATE = "PEM files as ssl.certificate.location and ssl.key.location beside it"
+_BESIDE_CA = "a PEM file in ssl.ca.location in addition"
+_BESIDE_CERTIFICATE = "PEM files in ssl.certificate.location and ssl.key.location in addition"
 # DER of the object identifier 1.2.840.113549.1.5.13 (RFC 8018): the default encryption of a key by openssl.
 _PBES2 = bytes.fromhex("06092a864886f70d01050d")
 _JAVAS_KEYS = (
-    "a key whose encryption Java's client knows: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES, or -nocrypt; or a PKCS12 file "
-    "for Java as ssl.keystore.location beside it, with ssl.keystore.type and ssl.keystore.password"
+    "a key with an encryption that Java supports: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES, or -nocrypt. Or "
+    "set ssl.keystore.location, ssl.keystore.type and ssl.keystore.password to a PKCS12 file for Java in "
+    "addition"
 )
 
 
@@ -29,7 +30,7 @@ def ca_file(options: Mapping[str, str]) -> str | None:
         allowed = "a PEM file with ssl.truststore.type = PEM, or " + _BESIDE_CA
         raise wrong_option("ssl.truststore.location", store, allowed)
     if store is None and "ssl.truststore.certificates" in options:
-        raise SettingError(f"kafka.ssl.truststore.certificates: only Java takes it; allowed is {_BESIDE_CA}")
+        raise SettingError(f"kafka.ssl.truststore.certificates: only Java reads this option; allowed is {_BESIDE_CA}")
     return store
 
 
@@ -45,7 +46,7 @@ def client_certificate(options: Mapping[str, str]) -> tuple[str | None, str | No
             raise wrong_option("ssl.keystore.location", certificate, allowed)
         if certificate is None and "ssl.keystore.certificate.chain" in options:
             raise SettingError(
-                f"kafka.ssl.keystore.certificate.chain: only Java takes it; allowed is {_BESIDE_CERTIFICATE}"
+                f"kafka.ssl.keystore.certificate.chain: only Java reads this option; allowed is {_BESIDE_CERTIFICATE}"
             )
     return certificate, key or certificate
 
@@ -57,12 +58,12 @@ def checks_host(options: Mapping[str, str]) -> bool | None:
     """
     if options.get("enable.ssl.certificate.verification", "true").lower() != "true":
         name = "enable.ssl.certificate.verification"
-        raise wrong_option(name, options[name], "true, since Java always verifies; give the CA as ssl.ca.location")
+        raise wrong_option(name, options[name], "true, because Java always verifies. Set ssl.ca.location to the CA")
     algorithm = options.get("ssl.endpoint.identification.algorithm")
     if algorithm is None:
         return None
     if algorithm.lower() not in {"", "none", "https"}:
-        allowed = "https, or none (or empty) for no check"
+        allowed = "https, or none (or empty) to disable the check"
         raise wrong_option("ssl.endpoint.identification.algorithm", algorithm, allowed)
     return algorithm.lower() == "https"
 
@@ -78,7 +79,9 @@ def java_keystore(certificate: str, key: str) -> dict[str, str]:
     if certificate == key:
         return {"ssl.keystore.type": "PEM", "ssl.keystore.location": certificate}
     if not re.search(r"BEGIN (ENCRYPTED )?PRIVATE KEY", text):
-        raise wrong_option("ssl.key.location", key, "a PKCS#8 key, as Java reads no other: openssl pkcs8 -topk8")
+        raise wrong_option(
+            "ssl.key.location", key, "a PKCS#8 key, the only format that Java reads: openssl pkcs8 -topk8"
+        )
     return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": text}
 
 

@@ -77,8 +77,8 @@ class BucketTable(DeltaStore):
         # Delta skips without a word. If this batch is the writer's newest one, its rows are in the table.
         if newest_version(self.log, writer_id) > batch_id:
             raise ApplicationHeld(
-                f"another process has taken over from checkpoint {writer_id} while batch {batch_id} was sealed: "
-                f"{self.path} takes nothing more of that batch"
+                f"another process took over from checkpoint {writer_id} while batch {batch_id} was being "
+                f"sealed. {self.path} accepts no more rows of this batch"
             )
 
     def metadata(self, version: int | None = None) -> list[Row]:

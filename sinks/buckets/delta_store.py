@@ -119,9 +119,10 @@ class DeltaStore:
         checksum = jvm.org.apache.hadoop.fs.Path(f"{entry}.crc")
         if checksum.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration()).exists(checksum):
             raise BucketUnreadable(
-                f"{entry}.json is missing, the newest entry of the log of sealed buckets: going on would lose what it "
-                f"sealed or merged. Restore it from a backup. To go on without it, delete {entry}.crc, and let "
-                "`delayline rebuild --discard-checkpoint` accept again what is still in the input topics"
+                f"{entry}.json is missing. It is the newest entry of the log of sealed buckets, and without "
+                "it the messages that it sealed or merged would be lost. Restore it from a backup. Without "
+                f"a backup, delete {entry}.crc and run `delayline rebuild --discard-checkpoint`, which "
+                "accepts the messages again that are still in the input topics"
             )
 
     def newest_version(self) -> int:
@@ -236,8 +237,8 @@ class DeltaStore:
         found = self._property(name)
         if found != known:
             raise FormatMismatch(
-                f"the table {self.path} is in format {found}, but this Delayline reads format {known}: run the version "
-                "that wrote it, or use another storage.path"
+                f"table {self.path} has format {found}, but this Delayline reads format {known}. Run the "
+                "version that wrote it, or use another storage.path"
             )
 
     def _property(self, name: str) -> str | None:

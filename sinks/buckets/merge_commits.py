@@ -57,7 +57,7 @@ def commit_merge(store: BucketTable, name: MergeName, replaced: Iterable[str], n
     store.overwrite(partitions, marker, _merge_version(name.token, number))
     if name.live not in store.markers():
         raise ApplicationHeld(
-            f"another process has taken over while buckets {name.first} to {name.last} of {store.path} were merged"
+            f"another process took over while buckets {name.first} to {name.last} of {store.path} were being merged"
         )
 
 

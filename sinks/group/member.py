@@ -118,8 +118,8 @@ class GroupMember:
         if error.fatal() or error.code() in _TAKEN:
             if time.monotonic() < self._replaced_until_s:
                 raise NameTaken(
-                    f"another {self._group.process} with the name {self.name} has taken its place ({error.str()}). If "
-                    f"both are meant to run, give each its own name ({self._group.command} --name)"
+                    f"another {self._group.process} has taken the name {self.name} ({error.str()}). If both "
+                    f"should run, give each its own name ({self._group.command} --name)"
                 )
             self._join_again()
         elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
@@ -128,7 +128,7 @@ class GroupMember:
             self.refusals.note(error)
 
     def _join_again(self) -> None:
-        log.warning("group %s takes %s for replaced; joining it again", self._group.id, self.name)
+        log.warning("group %s considers %s replaced; joining it again", self._group.id, self.name)
         self.leave()
         self._consumer = self._new_consumer()
         self._subscribe()
@@ -143,7 +143,7 @@ class GroupMember:
         on_joined()
         new = _numbers(partitions)
         self.numbers |= new
-        log.info("%s %s are given to %s", self._group.parts, sorted(self.numbers), self.name)
+        log.info("group assigned %s %s to %s", self._group.parts, sorted(self.numbers), self.name)
         self._on_assign(new)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -157,7 +157,7 @@ class GroupMember:
     def _give_back(self, gone: Collection[int]) -> None:
         self.numbers.difference_update(gone)
         self._on_revoke(set(gone))
-        log.info("%s %s are taken from %s", self._group.parts, sorted(gone), self.name)
+        log.info("group revoked %s %s from %s", self._group.parts, sorted(gone), self.name)
 
     def _look_for_strangers(self) -> None:
         """Look now and then whether Kafka has assigned parts to a consumer that is no process of ours, and warn."""
@@ -168,11 +168,11 @@ class GroupMember:
             found = strangers(self._options, self._group)
         except KafkaException as problem:
             # An outage, of which those say more that read and write.
-            log.debug("group %s cannot be described: %s", self._group.id, problem)
+            log.debug("cannot describe group %s: %s", self._group.id, problem)
             return
         for name in found.keys() - self.strangers.keys():
             log.warning(
-                "consumer %s in group %s is no %s: nobody works on %s %s meanwhile. Stop it",
+                "consumer %s in group %s is not a %s. Nobody works on %s %s until it is stopped. Stop it",
                 name, self._group.id, self._group.process, self._group.parts, found[name],
             )  # fmt: skip
         self.strangers = found

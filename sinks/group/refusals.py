@@ -24,14 +24,14 @@ REFUSED_LIMIT_S = 20.0
 _GAP_S = 10.0
 _REMEDIES = {
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
-        "a consumer that is no {process} of Delayline is in the group. Stop it: `kafka-consumer-groups.sh --describe "
-        "--members` names it"
+        "a consumer in the group is not a {process} of Delayline. Find it with `kafka-consumer-groups.sh "
+        "--describe --members`, and stop it"
     ),
     KafkaError.INVALID_SESSION_TIMEOUT: (
-        f"set group.min.session.timeout.ms of the brokers to {SESSION_MS} at the most, and "
-        f"group.max.session.timeout.ms to {SESSION_MS} at the least"
+        f"set group.min.session.timeout.ms of the brokers to at most {SESSION_MS}, and "
+        f"group.max.session.timeout.ms to at least {SESSION_MS}"
     ),
-    KafkaError.GROUP_MAX_SIZE_REACHED: "raise group.max.size of the brokers, or run one {process} fewer",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "raise group.max.size of the brokers, or run one {process} less",
 }
 
 
@@ -65,10 +65,10 @@ class Refusals:
         self._last_s = now_s
         remedy = _REMEDIES.get(error.code())
         if remedy is None:
-            self._sentence = f"{self._member} is not in group {self._group.id}, or loses its place: {error.str()}"
+            self._sentence = f"{self._member} cannot join or stay in group {self._group.id}: {error.str()}"
         else:
             remedy = remedy.format(process=self._group.process)
-            self._sentence = f"group {self._group.id} does not take {self._member}: {error.str()}. To mend it: {remedy}"
+            self._sentence = f"group {self._group.id} refuses {self._member}: {error.str()}. To fix this, {remedy}"
         if error.code() not in self._warned:
             self._warned.add(error.code())
             log.warning("%s", self._sentence)

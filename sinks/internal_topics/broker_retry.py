@@ -46,15 +46,15 @@ class BrokerRetry:
         """
         if isinstance(problem, KafkaException) and not is_outage(problem.args[0]):
             raise DeliveryFailed(
-                f"{self._who}: {problem}. Nothing is lost: correct what the broker reports, and start the job again"
+                f"{self._who}: {problem}. Nothing is lost. Fix what the broker reports, and start the job again"
             ) from problem
         now_s = time.monotonic()
         self._began_s = self._began_s or now_s
         left_s = self._limit_s - (now_s - self._began_s)
         if left_s <= 0 or self._stopping():
             raise BrokerUnreachable(
-                f"{self._who}: no broker answered for {self._limit_s:g} s (kafka.outage_limit): {problem}. Nothing is "
-                "lost: check the brokers, and start the job again"
+                f"{self._who}: no broker answered for {self._limit_s:g} s (kafka.outage_limit): {problem}. "
+                "Nothing is lost. Check the brokers, and start the job again"
             ) from problem
         self._on_wait()
         log.warning("%s: Kafka does not answer; retrying for %.0f s more: %s", self._who, left_s, problem)

@@ -135,7 +135,7 @@ class HeldLease:
                 left_s = deadline_s - _clock_s()
                 if left_s < 0:
                     raise
-                log.warning("the lease: Kafka does not answer; retrying for %.0f s more: %s", left_s, problem)
+                log.warning("lease: Kafka does not answer; retrying for %.0f s more: %s", left_s, problem)
                 time.sleep(_POLL_S)
         self.check_not_taken()
 
@@ -144,13 +144,13 @@ class HeldLease:
         self._closing.set()
         self._thread.join(self._period_s)
         if self.failing or self._thread.is_alive():
-            log.warning("the lease was not released, since the broker does not answer; it will expire")
+            log.warning("could not release the lease because the broker does not answer. It will expire")
             return
         try:
             if self._taken is None:
                 self._confirm(released=True)
         except (ApplicationHeld, BrokerUnreachable) as problem:
-            log.warning("the lease was not released: %s", problem)
+            log.warning("could not release the lease: %s", problem)
 
     def _send_heartbeats(self) -> None:
         while not self._closing.wait(self._period_s / _HEARTBEATS_PER_PERIOD):
@@ -176,7 +176,7 @@ class HeldLease:
             except KafkaException as problem:
                 if is_refusal(problem.args[0]):
                     raise right_missing("Write", f"topic {self._topic}") from problem
-                raise BrokerUnreachable(f"the lease in {self._topic} could not be renewed: {problem}") from problem
+                raise BrokerUnreachable(f"could not renew the lease in {self._topic}: {problem}") from problem
             self._lease, self._confirmed_s = heartbeat, begun_s
 
     def _write_unless_taken(self, lease: Lease, sent_s: float) -> None:
@@ -254,6 +254,6 @@ def _wait_for_holder(options: Mapping[str, str], topic: str) -> Lease | None:
 
 def _held_by(lease: Lease) -> ApplicationHeld:
     return ApplicationHeld(
-        f"{lease.holder} holds the lease of this application id, and it alone may deliver and seal. "
+        f"{lease.holder} holds the lease of this application id, and only the holder may deliver and seal. "
         "Stop it first, or use another application_id"
     )

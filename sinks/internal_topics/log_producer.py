@@ -153,8 +153,8 @@ class LogProducer:
                 raise write_barred(problem.args[0].str()) from problem
             if problem.args[0].code() == KafkaError._UNKNOWN_PARTITION:
                 raise TopicMismatch(
-                    f"the job cannot write to {problem.args[0].str()}: give the topic a partition for each shard, and "
-                    "start the job again. Nothing is lost"
+                    f"the job cannot write to {problem.args[0].str()}. Give the topic one partition for each "
+                    "shard, and start the job again. Nothing is lost"
                 ) from problem
             raise
 
@@ -202,7 +202,9 @@ class LogProducer:
             self._check()
             waited_s = time.monotonic() - begun_s
             if waited_s > self._timeout_s:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
+                raise KafkaException(
+                    KafkaError(KafkaError._TIMED_OUT, f"no confirmation of records after {waited_s:.0f} s")
+                )
             if waited_s > _SLOW_S and not asked:
                 asked = True
                 self._look_for_topics()
@@ -217,8 +219,8 @@ class LogProducer:
         """Raise TopicMissing or RightMissing for a topic that is gone, or may not be written to."""
         for topic in missing_topics(self._options, self._topics):
             raise TopicMissing(
-                f"{topic} is gone: restore the topic, or create it with `delayline topics create`, and start the job "
-                "again"
+                f"topic {topic} is gone. Restore it, or create it with `delayline topics create`, and start "
+                "the job again"
             )
         for topic in barred_topics(self._options, self._topics):
             raise write_barred(topic)

@@ -48,7 +48,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int, after_f
             raise right_missing("Read", f"topic {topic}") from problem
         if problem.args[0].name() in NO_SUCH_PARTITION:
             raise TopicMissing(
-                f"{topic}/{partition} does not exist: create it with `delayline topics create`"
+                f"{topic}/{partition} does not exist. Create it with `delayline topics create`"
             ) from problem
         raise BrokerUnreachable(f"{topic}/{partition} cannot be read: {problem}") from problem
 
@@ -117,7 +117,7 @@ def _last_value(
         elif not is_transient_read(error):
             raise KafkaException(error)
     raise BrokerUnreachable(
-        f"{position.topic}/{position.partition} cannot be read up to offset {high} within {_READ_TIMEOUT_S:g} s: "
-        "brokers do not answer, or an open transaction hides the rest (`kafka-transactions.sh find-hanging` lists one "
-        "that its coordinator does not end)"
+        f"could not read {position.topic}/{position.partition} up to offset {high} within "
+        f"{_READ_TIMEOUT_S:g} s. Either brokers do not answer, or an open transaction hides the rest. "
+        "`kafka-transactions.sh find-hanging` lists hanging transactions"
     )

@@ -61,7 +61,7 @@ def announce_origin(
     except KafkaException as problem:
         if is_refusal(problem.args[0]):
             raise right_missing("Write", f"topic {topic}") from problem
-        raise DeliveryFailed(f"the new checkpoint could not be announced in {topic}: {problem}") from problem
+        raise DeliveryFailed(f"could not announce the new checkpoint in {topic}: {problem}") from problem
 
 
 def read_progress(options: Mapping[str, str], topic: str, shard: int, after_fencing: bool = False) -> Progress | None:

@@ -89,7 +89,9 @@ class ClaimsReader:
                 message = consumer.poll(_POLL_S)
                 if message is None:
                     if time.monotonic() > deadline_s:
-                        raise BrokerUnreachable(f"nothing of {topic} comes for {_TIMEOUT_S:g} s: brokers do not answer")
+                        raise BrokerUnreachable(
+                            f"received nothing from {topic} for {_TIMEOUT_S:g} s: brokers do not answer"
+                        )
                     continue
                 error, lane = message.error(), _lane(message)
                 if error is None or error.code() != KafkaError._PARTITION_EOF:

@@ -32,7 +32,7 @@ def count_lanes(settings: Settings, options: Mapping[str, str]) -> int:
     """
     access = topic_access(options, [settings.claims_topic]).get(settings.claims_topic)
     if access is None or access.kind == "gone":
-        raise TopicMissing(f"{settings.claims_topic} does not exist: create it with `delayline topics create`")
+        raise TopicMissing(f"{settings.claims_topic} does not exist. Create it with `delayline topics create`")
     return access.partitions - partition_of_lane(0)
 
 
@@ -81,7 +81,7 @@ def _first_records(
     found: dict[int, Message | None] = {}
     while len(found) < len(offsets):
         if time.monotonic() > deadline_s:
-            raise BrokerUnreachable(f"{topic} cannot be searched within {_TIMEOUT_S:g} s: brokers do not answer")
+            raise BrokerUnreachable(f"could not search {topic} within {_TIMEOUT_S:g} s: brokers do not answer")
         message = consumer.poll(0.1)
         if message is None:
             continue

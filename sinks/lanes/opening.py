@@ -90,9 +90,9 @@ def _write(settings: Settings, writer: LaneWriter, claim: Claim, check_lease: Ca
             return
         except LaneTaken as taken:
             if left == 0:
-                raise DeliveryFailed(f"lane {writer.lane} of forwarders could not be opened: {taken}") from taken
+                raise DeliveryFailed(f"could not open lane {writer.lane} of the forwarders: {taken}") from taken
         except KafkaException as problem:
-            raise failure_of(problem, f"lane {writer.lane} of forwarders could not be opened") from problem
+            raise failure_of(problem, f"could not open lane {writer.lane} of the forwarders") from problem
         writer.close()
         writer = LaneWriter(settings, librdkafka_options(settings.kafka), writer.lane)
         check_lease()
@@ -100,7 +100,7 @@ def _write(settings: Settings, writer: LaneWriter, claim: Claim, check_lease: Ca
             # Its commit was sent twice, and the second one was refused.
             return
         if writer.claim != before:
-            raise DeliveryFailed(f"lane {writer.lane} of forwarders has a claim that nobody may have written")
+            raise DeliveryFailed(f"an unknown writer has committed a claim in lane {writer.lane} of the forwarders")
 
 
 def _fence_all(settings: Settings) -> dict[int, LaneWriter]:
@@ -115,4 +115,4 @@ def _fence_all(settings: Settings) -> dict[int, LaneWriter]:
         with ThreadPoolExecutor(max_workers=_OPENED_AT_A_TIME) as threads:
             return dict(enumerate(threads.map(fence, range(lanes))))
     except KafkaException as problem:
-        raise failure_of(problem, "earlier owners of lanes could not be fenced") from problem
+        raise failure_of(problem, "could not fence the earlier owners of lanes") from problem

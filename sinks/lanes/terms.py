@@ -34,7 +34,7 @@ def fence_terms(settings: Settings) -> None:
     try:
         producer.open()
     except (KafkaException, ProducerFenced) as problem:
-        raise failure_of(problem, "an earlier writer of the terms of forwarders could not be fenced") from problem
+        raise failure_of(problem, "could not fence an earlier writer of the terms of forwarders") from problem
     finally:
         producer.close()
 
@@ -53,7 +53,7 @@ def write_terms(settings: Settings, terms: Terms, check_lease: Callable[[], None
         check_lease()
         producer.write([LogRecord(topic, TERMS_PARTITION, terms.to_bytes())])
     except (KafkaException, ProducerFenced) as problem:
-        raise failure_of(problem, f"the terms of forwarders could not be written to {topic}") from problem
+        raise failure_of(problem, f"could not write the terms of forwarders to {topic}") from problem
     finally:
         producer.close()
     # A commit is done before it is seen. The read ends only where no transaction is open.

@@ -55,5 +55,5 @@ def summary_of(
             try:
                 return _FORMAT.read(value)
             except ValueError as problem:
-                raise ReadyLogLost(f"{place} is no chunk of this Delayline version: {problem}") from problem
-    raise ReadyLogLost(f"{place} is not written by Delayline: only the job may write to the ready log")
+                raise ReadyLogLost(f"{place} is not a chunk of this Delayline version: {problem}") from problem
+    raise ReadyLogLost(f"{place} was not written by Delayline. Only the job may write to the ready log")

@@ -116,8 +116,8 @@ def _not_committed(
     def check(skipped: int) -> None:
         if skipped != done.messages and not plan.tolerates_input_loss:
             raise CheckpointMismatch(
-                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are handed over, and the replay "
-                f"has {skipped} of them; please report this with the checkpoint"
+                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are staged, but the "
+                f"replay has only {skipped} of them. Please report this with the checkpoint"
             )
 
     return behind(messages, done.last, check)
@@ -168,9 +168,7 @@ def _written(
         if done == progress.messages:
             return writer
         if done != start:
-            raise DeliveryFailed(
-                f"{_who(plan, writer.shard)}: another writer has handed over {done} messages meanwhile"
-            )
+            raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has staged {done} messages meanwhile")
 
 
 def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
@@ -183,7 +181,7 @@ def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
     retry = _retry(plan, shard)
     done, limit_s = -1, plan.transaction_timeout_ms / _PATIENCE / 1000
     seen_s = time.monotonic()
-    log.info("%s: another attempt of the task has taken over: waiting for it", _who(plan, shard))
+    log.info("%s: another attempt of this task has taken over; waiting for it", _who(plan, shard))
     while True:
         try:
             refuse_others(plan.options, plan.lease_topic, plan.fencing_token)
@@ -198,7 +196,7 @@ def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
             done, seen_s = now_done, time.monotonic()
         elif time.monotonic() > seen_s + limit_s:
             raise DeliveryFailed(
-                f"{_who(plan, shard)}: another writer has taken over, and has committed nothing for {limit_s:g} s"
+                f"{_who(plan, shard)}: another writer has taken over, and has not committed anything for {limit_s:g} s"
             )
         time.sleep(_LOOK_EVERY_S)
 

@@ -138,7 +138,7 @@ def fence_writers(settings: Settings, shards: int) -> None:
         try:
             LogProducer(options, {}, transactional_id(settings.application_id, shard), timeout_ms, topics).open()
         except KafkaException as problem:
-            raise DeliveryFailed(f"earlier writers of shard {shard} could not be fenced: {problem}") from problem
+            raise DeliveryFailed(f"could not fence earlier writers of shard {shard}: {problem}") from problem
 
     with ThreadPoolExecutor(max_workers=_FENCED_AT_A_TIME) as threads:
         list(threads.map(fence, range(shards)))

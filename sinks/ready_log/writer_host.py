@@ -88,9 +88,7 @@ def _connected() -> Connection | None:
         # The key was drawn in the daemon, so only processes that it has forked know it.
         return Client(_address, authkey=bytes(current_process().authkey))
     except (ConnectionError, FileNotFoundError) as problem:
-        log.warning(
-            "the writer host has ended (%s): this worker hands over itself, and opens writers of its own", problem
-        )
+        log.warning("the writer host exited (%s). This worker stages messages itself, with writers of its own", problem)
         return None
 
 
@@ -119,7 +117,7 @@ def _accept(listener: Listener) -> None:
             threading.Thread(target=_answer, args=(listener.accept(),), daemon=True).start()
         except (OSError, RuntimeError) as problem:
             # No files or threads are left at the moment. Without this thread each task would wait for ever.
-            log.warning("the writer host cannot take a task's connection: %s", problem)
+            log.warning("the writer host cannot accept a task's connection: %s", problem)
             time.sleep(_ACCEPT_PAUSE_S)
 
 
@@ -142,7 +140,7 @@ def _answer(connection: Connection) -> None:
             raise
         except Exception:  # noqa: BLE001
             # As text: the clients' errors cannot be pickled, and this says where it was raised.
-            answer = RuntimeError(f"handing over failed in the writer host:\n{traceback.format_exc()}")
+            answer = RuntimeError(f"the writer host failed to stage messages:\n{traceback.format_exc()}")
         # The task reads the answer when it has sent everything.
         for _ in messages:
             pass

@@ -143,9 +143,9 @@ class ClosedTopics:
             logged = [topic for topic in found if self._logged_s.get(topic, -_LOG_EVERY_S) <= now_s - _LOG_EVERY_S]
             self._logged_s |= dict.fromkeys(logged, now_s)
         for topic in logged:
-            log.warning("messages to %s become dead letters: %s", topic, found[topic].error)
+            log.warning("messages for %s become dead letters: %s", topic, found[topic].error)
         for topic in reopened:
-            log.warning("output topic %s takes records again", topic)
+            log.warning("output topic %s accepts records again", topic)
 
 
 def needs_of(messages: pa.Table) -> Needs:
@@ -182,8 +182,8 @@ def refused_by(messages: pa.Table | pa.RecordBatch, closed: Mapping[str, Closed]
 def _cause(topic: str, found: TopicAccess) -> str:
     cause = {
         "gone": "was deleted",
-        "hidden": "may not be described by the login of [kafka] any more, and so not be written to",
-        "barred": "may not be written to: the login of [kafka] has no right Write there",
+        "hidden": "may no longer be described by the login of [kafka], so the job does not write to it",
+        "barred": "may not be written to: the login of [kafka] lacks the right Write on it",
         "open": f"has {found.partitions} partitions, fewer than when the message was accepted",
     }[found.kind]
     return f"output topic {topic} {cause}"

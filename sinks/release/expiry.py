@@ -78,13 +78,14 @@ class Expiry:
         overdue_ms = clock_ms - record_due_ms(record)
         if policy.expire_after is not None and overdue_ms > policy.expire_after:
             return Expired(
-                f"it could be delivered {format_duration(overdue_ms)} after it was due, and expire_after of {topic} is "
-                f"{format_duration(policy.expire_after)}"
+                f"it could not be delivered until {format_duration(overdue_ms)} after it was due, and "
+                f"expire_after of {topic} is {format_duration(policy.expire_after)}"
             )
         values = [value for name, value in record.headers if name == policy.expiry_header]
         if values and (late_ms := clock_ms - _instant(values[-1], clock_ms)) > 0:
             return Expired(
-                f"it could be delivered {format_duration(late_ms)} after the instant in its {policy.expiry_header}"
+                f"it could not be delivered until {format_duration(late_ms)} after the instant in its "
+                f"{policy.expiry_header}"
             )
         return None
 

@@ -131,7 +131,7 @@ class Topics:
     def refuse_all(self, topic: str, messages: pa.Table, error: Rejected) -> None:
         """Remember that `topic` refuses the records of all `messages`, as of a transaction that it refuses often."""
         own = messages.filter(pc.equal(messages.column("output_topic"), topic))
-        others = RecordRefused(f"{topic} refuses too many records to find each. The last one found: {error}")
+        others = RecordRefused(f"{topic} refuses too many records to find each of them. The last one: {error}")
         for identity in message_ids(own).to_pylist():
             self.refused.setdefault((topic, identity), others)
 

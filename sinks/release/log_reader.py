@@ -43,8 +43,8 @@ _MOST_QUESTIONS = 20
 # A larger gap is not read through, but sought across.
 _GAP = 50
 _REMEDY = (
-    "What was handed over and not released is lost there, unless you restore the topic. `delayline repair --ready-log` "
-    "goes on without it, and names what is missing"
+    "Staged messages that are not released yet are lost there, unless you restore the topic. `delayline "
+    "repair --ready-log` skips the missing records, and prints how many are lost"
 )
 
 
@@ -142,7 +142,7 @@ class LogReader:
                 if message is None and time.monotonic() < deadline_s:
                     continue
                 if message is None or _is_eof(message):
-                    raise BrokerUnreachable(f"{self._name(wanted[0])} cannot be read again")
+                    raise BrokerUnreachable(f"cannot read {self._name(wanted[0])} again")
                 if not self._is_record(message):
                     continue
                 at = self._place_of(message)
@@ -218,12 +218,12 @@ class LogReader:
         own, place = self.position.of(log), f"{self._topics[log]}/{self._shard}"
         # First: another topic may lack the partition, which is no more than a part of what is wrong with it.
         if own.topic_id != found:
-            return f"{place} is another topic ({found}) than the one that was released"
+            return f"{place} is not the topic ({found}) that was released before"
         low, high = bounds(self._there, self._partition(log), time.monotonic() + _TIMEOUT_S)
         if low > own.lowest:
-            return f"{place} begins at offset {low}, and is released up to {own.lowest}"
+            return f"{place} begins at offset {low}, but is released only up to {own.lowest}"
         if high < own.taken_in:
-            return f"{place} ends at offset {high}, and was read up to {own.taken_in}"
+            return f"{place} ends at offset {high}, but was already read up to {own.taken_in}"
         return ""
 
     def _partition(self, log: Log, offset: int = OFFSET_INVALID) -> TopicPartition:

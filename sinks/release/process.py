@@ -126,13 +126,13 @@ class ReleaseProcess:
             found = set(unreleased(self._settings, self._options, changed))
         except (KafkaException, BrokerUnreachable) as problem:
             # An outage, which the shards log.
-            log.debug("the ends of the logs of shards %s cannot be read: %s", sorted(self._surplus), problem)
+            log.debug("cannot read the end offsets of the logs of shards %s: %s", sorted(self._surplus), problem)
             return
         self._surplus = {number: end for number, end in ends.items() if number not in found}
         if found:
             log.warning(
-                "there are records in shards %s beyond bucket.shards = %d, and they are released. If the job has more "
-                "shards than that, start this process again with its settings",
+                "shards %s are beyond bucket.shards = %d, but have records, which are released. If the job "
+                "has more shards than that, restart this process with the job's settings",
                 sorted(found), self._settings.bucket.shards,
             )  # fmt: skip
             self.assigned |= found
@@ -167,6 +167,6 @@ class ReleaseProcess:
             self._deleted |= ends
         except KafkaException as problem:
             # It is tried again, and costs space until then.
-            lacking = ", for which the login needs the right Delete there" if is_refusal(problem.args[0]) else ""
+            lacking = " (the login lacks the right Delete there)" if is_refusal(problem.args[0]) else ""
             topics = " and ".join(sorted({partition.topic for partition in partitions}))
-            log.warning("released records of %s could not be deleted%s: %s", topics, lacking, problem)
+            log.warning("could not delete released records of %s%s: %s", topics, lacking, problem)

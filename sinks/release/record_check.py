@@ -152,21 +152,21 @@ class RecordCheck:
         # A dead letter is written in any case: as a stub it would be without its value.
         if not limits.ends_transactions and topic != self.dead_letter:
             return RecordRefused(
-                f"message.timestamp.before.max.ms of {topic} is {limits.max_age_ms}, and a broker may never end a "
-                "transaction that has records for it"
+                f"message.timestamp.before.max.ms of {topic} is {limits.max_age_ms}. A broker may never end "
+                "a transaction with records for such a topic"
             )
         size = record_bytes(record)
         if size <= limits.max_bytes or self.compresses:
             return None
-        return MessageTooLarge(f"the record takes {size} bytes, and max.message.bytes of {topic} is {limits.max_bytes}")
+        return MessageTooLarge(f"the record has {size} bytes, and max.message.bytes of {topic} is {limits.max_bytes}")
 
 
 def stub_refused(topic: str, identity: bytes, error: Rejected) -> TopicMismatch:
     """Return the error for a dead-letter topic that does not even take the stub of the message `identity`."""
     return TopicMismatch(
-        f"the dead-letter topic {topic} does not take message {identity.decode()}, nor a stub of it: {error}. Let it "
-        f"take any record of {MOST_STUB_BYTES} bytes with a key (max.message.bytes), and start the job again. Nothing "
-        "is lost"
+        f"dead-letter topic {topic} refuses message {identity.decode()} and also a stub of it: {error}. "
+        f"Allow records with a key of up to {MOST_STUB_BYTES} bytes there (max.message.bytes), and start the "
+        "job again. Nothing is lost"
     )
 
 

@@ -131,17 +131,18 @@ class DeliveryReports:
         It is Refused; Unwritable with TopicMissing, RightMissing, or TopicMismatch if there is no such partition; or a
         KafkaException that names the partition, unless it is the whole transaction's.
         """
-        refusal = f"{topic}/{partition} does not take the record: {error.str()}"
+        refusal = f"{topic}/{partition} refuses the record: {error.str()}"
         if error.code() in _TOO_LARGE:
-            advice = "Let the job describe the topic (DescribeConfigs), and see max.message.bytes and segment.bytes"
+            advice = "Grant the job DescribeConfigs on the topic, and check max.message.bytes and segment.bytes"
             # One that was alone in its batch.
             alone = [each[0] for (name, _), each in self._too_large.items() if name == topic and len(each) == 1]
             refusals = {(topic, record_id(record)): _too_large(record, error) for record in alone}
             return Refused(topic, MessageTooLarge(f"{refusal}. {advice}"), refusals)
         if error.code() in _INVALID:
             advice = (
-                "See whether the topic demands a key (cleanup.policy=compact), and which timestamps it takes "
-                "(message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's clock"
+                "Check whether the topic requires a key (cleanup.policy=compact), and which timestamps it "
+                "accepts (message.timestamp.before.max.ms, message.timestamp.after.max.ms) by the broker's "
+                "clock"
             )
             place = topic, partition
             named = [record_id(record) for record in self._invalid.get(place, ())] if place in self._told_apart else []
@@ -155,27 +156,28 @@ class DeliveryReports:
             return Unwritable(topic, write_barred(f"{topic}/{partition}"))
         if error.code() == KafkaError._UNKNOWN_PARTITION:
             mismatch = TopicMismatch(
-                f"messages wait for partition {partition} of {topic}, which has fewer: it was created anew while the "
-                f"job ran. Give it at least {partition + 1} partitions, and start the job again. Nothing is lost"
+                f"messages wait for partition {partition} of {topic}, but the topic was created again with "
+                f"fewer partitions while the job ran. Add partitions until it has {partition + 1}, and start "
+                "the job again. Nothing is lost"
             )
             return Unwritable(topic, mismatch)
         if error.code() in _OF_NO_RECORD:
             return KafkaException(error)
         if error.code() in _OF_PRODUCER or is_of_client(error) or is_outage(error):
             return KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}"))
-        advice = f"The error is {error.name()}: the broker's log may say more"
+        advice = f"The error is {error.name()}. The broker's log may say more"
         return Refused(topic, RecordRefused(f"{refusal}. {advice}", "other"))
 
 
 def _too_large(record: Record, error: KafkaError) -> MessageTooLarge:
     return MessageTooLarge(
-        f"{record.topic} does not take the record, which has {record_bytes(record)} bytes uncompressed: {error.str()}"
+        f"{record.topic} refuses the record, which has {record_bytes(record)} bytes uncompressed: {error.str()}"
     )
 
 
 def topic_gone(topic: str) -> TopicMissing:
     """Return the error for a topic that was there when the job started."""
     return TopicMissing(
-        f"topic {topic}, to which the job writes, is gone: create it again with as many partitions as it had, and "
-        "start the job again. The waiting messages are not lost"
+        f"topic {topic}, to which the job writes, is gone. Create it again with the same number of "
+        "partitions, and start the job again. Waiting messages are not lost"
     )

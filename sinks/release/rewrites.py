@@ -40,7 +40,12 @@ class Rewrites:
         now_s = time.monotonic()
         if now_s - self._logged_s.get(topic, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._logged_s[topic] = now_s
-            log.warning("shard %d: writing a transaction again without what %s refuses: %s", self._shard, topic, error)
+            log.warning(
+                "shard %d: writing a transaction again without the records that %s refuses: %s",
+                self._shard,
+                topic,
+                error,
+            )
         if count > _QUICK:
             self._stopping.wait(_PAUSE_S)
         return count

@@ -183,7 +183,7 @@ class Ring:
             except KafkaException as problem:
                 # The first error is the one to raise; the next ring or the timeout ends the transaction. The other
                 # producers may each wait as long for brokers that do not answer.
-                log.warning("shard %d: transactions could not be aborted: %s", self._shard, problem)
+                log.warning("shard %d: could not abort transactions: %s", self._shard, problem)
                 break
 
     def __enter__(self) -> Ring:

@@ -233,7 +233,11 @@ class ShardRelease(PartThread):
                 if position.below is not None and position.below.deliver_at_ms > started_ms:
                     # Otherwise all that is due before would count as late, and go out together.
                     position = position.set_back()
-                    log.warning("shard %d: a clock that was ahead has released up to %s", self.shard, reader.position)
+                    log.warning(
+                        "shard %d: messages up to %s were released by a clock that was ahead",
+                        self.shard,
+                        reader.position,
+                    )
                 pending = self._pending = Pending(position, started_ms, self._recently.find)
                 while not reader.at_end and not self._stopping.is_set():
                     self._step()
@@ -257,7 +261,10 @@ class ShardRelease(PartThread):
                     planned = self._plan(topics, reader, pending) or self._past_end(pending)
                     self._write(topics, planned)
         except ClockSetBack:
-            log.warning("shard %d: this host's clock was set back; messages wait until they are due again", self.shard)
+            log.warning(
+                "shard %d: this host's clock was set back. Messages wait until the clock reaches their due time again",
+                self.shard,
+            )
         finally:
             self.releasing = False
             self._close_ring(topics)
@@ -274,8 +281,8 @@ class ShardRelease(PartThread):
                     return ring
                 ring.close()
                 raise BrokerUnreachable(
-                    f"{self._settings.position_topic}/{self.shard} has lost the committed position {self.position}: "
-                    f"its last one is {ring.position}"
+                    f"{self._settings.position_topic}/{self.shard} has lost the committed position "
+                    f"{self.position}: its last position is {ring.position}"
                 )
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
@@ -430,8 +437,8 @@ class ShardRelease(PartThread):
         self._close_ring(topics)
         if failure.args[0].code() in FENCED and open_s >= most_s:
             raise PartTaken(
-                f"a transaction was open for {open_s:.1f} s, and Kafka aborts it after {most_s:g} s "
-                f"(release.transaction_timeout): {failure}"
+                f"a transaction was open for {open_s:.1f} s, but Kafka aborts transactions after {most_s:g} "
+                f"s (release.transaction_timeout): {failure}"
             ) from failure
         if failure.args[0].code() in FENCED:
             raise PartTaken(f"another release process has taken it ({failure})") from failure
@@ -443,7 +450,7 @@ class ShardRelease(PartThread):
         if unwritable is not None:
             self._close_topic(topics, unwritable, retry)
         elif failure.args[0].code() in _OF_SOME_TOPIC:
-            retry.wait(BrokerUnreachable(f"each topic takes records by now: {failure}"))
+            retry.wait(BrokerUnreachable(f"all topics accept records again: {failure}"))
         else:
             retry.wait(failure)
         self._reopen(topics, retry)
@@ -479,8 +486,9 @@ class ShardRelease(PartThread):
         if time.monotonic() > self._renewed_s + _WARN_EVERY_S:
             self._renewed_s = time.monotonic()
             log.warning(
-                "shard %d: opening new producers, since several commits were slow and may have been sent twice. "
-                "If commits always take longer than 80 ms here, raise kafka.retry.backoff.ms",
+                "shard %d: opening new producers, because several commits were slow and may have been sent "
+                "twice. If commits always take more than 80 ms on this cluster, raise "
+                "kafka.retry.backoff.ms",
                 self.shard,
             )
         self._reopen(topics, retry)
@@ -515,7 +523,7 @@ class ShardRelease(PartThread):
         # The dead-letter topic has more tries: what it refuses loses its value, so each such record is searched.
         most = MOST_REWRITES * (messages.num_rows if topic == self._settings.topics.dead_letter else 1)
         if tries > most:
-            raise DeliveryFailed(f"{topic} refused a transaction {tries} times, the last time with: {error}")
+            raise DeliveryFailed(f"{topic} refused a transaction {tries} times. The last error: {error}")
         if tries == most:
             topics.refuse_all(topic, messages, error)
             return None

@@ -371,7 +371,7 @@ class TransactionWriter:
 
 
 def _unconfirmed(waited_s: float) -> KafkaException:
-    return KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records unconfirmed after {waited_s:.0f} s"))
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no confirmation of records after {waited_s:.0f} s"))
 
 
 def _linger_ms(options: Mapping[str, Any], transaction_timeout_ms: int) -> int:

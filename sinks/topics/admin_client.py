@@ -42,11 +42,11 @@ def connected(settings: Settings) -> Iterator[KafkaAdminClient]:
         raise SettingError(f"[kafka]: {error}") from error
     except (RetriableError, OSError) as error:
         raise BrokerUnreachable(
-            f"no broker answers at {servers} ({error}); is it running, and are kafka.bootstrap_servers and "
-            "kafka.security.protocol right?"
+            f"no broker answers at {servers} ({error}). Check that it runs, kafka.bootstrap_servers and "
+            "kafka.security.protocol"
         ) from error
     except KafkaError as error:
-        raise BrokerUnreachable(f"{servers} refused: {type(error).__name__}: {error}") from error
+        raise BrokerUnreachable(f"{servers} refused the request: {type(error).__name__}: {error}") from error
 
 
 def topic_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
@@ -57,8 +57,8 @@ def topic_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collec
     shown = shown_configs(admin, topics, keys)
     if hidden := [name for name in topics if not set(keys) <= shown[name].keys()]:
         raise RightMissing(
-            f"the broker does not show {', '.join(keys)} of {', '.join(hidden)}: the login of [kafka] needs the right "
-            "DescribeConfigs there"
+            f"the broker does not show {', '.join(keys)} of {', '.join(hidden)}. Grant the login of [kafka] "
+            "the right DescribeConfigs there"
         )
     return shown
 

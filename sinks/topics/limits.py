@@ -131,7 +131,7 @@ def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, Topi
     try:
         return read_limits(librdkafka_options(settings.kafka), topics)
     except KafkaException as problem:
-        raise BrokerUnreachable(f"the topics' configuration cannot be read: {problem}") from problem
+        raise BrokerUnreachable(f"cannot read the configuration of topics: {problem}") from problem
 
 
 def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:

@@ -51,23 +51,23 @@ def _warn_of_unprotected(admin: KafkaAdminClient, topics: Collection[str]) -> No
     for name, config in shown_configs(admin, topics, [_AFTER, _BEFORE, _COMPRESSION, _TIMESTAMP, _POLICY]).items():
         if "compact" in config.get(_POLICY, ""):
             log.warning(
-                "input topic %s has %s=%s: a record that another one with its key follows may be deleted before it is "
-                "read, and a batch that was cut off may find other records when it is replayed, which ends the job. "
-                "Set it to delete",
+                "input topic %s has %s=%s. Compaction may delete a record before the job reads it, and a "
+                "replayed batch may find other records, which ends the job. Set it to delete",
                 name, _POLICY, config[_POLICY],
             )  # fmt: skip
         if config.get(_COMPRESSION, "uncompressed") != "uncompressed":
             log.warning(
-                "input topic %s has %s=%s: a small compressed batch may hold records larger than Spark's memory, and "
-                "would stop the job. With %s=uncompressed the broker applies max.message.bytes to what it holds",
+                "input topic %s has %s=%s. A small compressed batch may hold more records than fit into "
+                "Spark's memory, which would stop the job. With %s=uncompressed, max.message.bytes limits "
+                "the uncompressed size",
                 name, _COMPRESSION, config[_COMPRESSION], _COMPRESSION,
             )  # fmt: skip
         limits = (_AFTER, _BEFORE) if config.get(_TIMESTAMP) == "CreateTime" else ()
         for key in limits:
             if int(config.get(key, 0)) > _LARGEST_MS:
                 log.warning(
-                    "input topic %s has %s=%s: a record with a timestamp that Spark cannot read, as in nanoseconds, "
-                    "would stop the job. Set it to %s",
+                    "input topic %s has %s=%s. A record with a timestamp that Spark cannot read, such as "
+                    "nanoseconds, would stop the job. Set it to %s",
                     name, key, config[key], INPUT_PROTECTION[key],
                 )  # fmt: skip
 
@@ -79,8 +79,9 @@ def _check_ready(admin: KafkaAdminClient, settings: Settings) -> None:
     for topic, config in topic_configs(admin, [settings.ready_topic, settings.near_topic], [key]).items():
         if int(config[key]) < needed:
             raise TopicMismatch(
-                f"topic {topic} has {key}={config[key]}, too little for a message of limits.max_message_bytes: set it "
-                f"to {READY_MAX_BYTES} (kafka-configs.sh --alter), or lower that limit"
+                f"topic {topic} has {key}={config[key]}, which is too small for a message of "
+                f"limits.max_message_bytes. Set it to {READY_MAX_BYTES} (kafka-configs.sh --alter), or lower "
+                "limits.max_message_bytes"
             )
 
 
@@ -90,18 +91,19 @@ def _check_dead_letter(settings: Settings) -> None:
     topic = settings.topics.dead_letter
     if limits.max_bytes < MOST_STUB_BYTES:
         raise TopicMismatch(
-            f"dead-letter topic {topic} has max.message.bytes={limits.max_bytes}, and a stub of a record takes up to "
-            f"{MOST_STUB_BYTES}: set it to {max(needed, MOST_STUB_BYTES)} or more (kafka-configs.sh --alter)"
+            f"dead-letter topic {topic} has max.message.bytes={limits.max_bytes}, but a stub takes up to "
+            f"{MOST_STUB_BYTES}. Set it to at least {max(needed, MOST_STUB_BYTES)} (kafka-configs.sh "
+            "--alter)"
         )
     if limits.max_bytes < needed:
         log.warning(
-            "dead-letter topic %s has max.message.bytes=%d: if a message as large as an input topic allows became a "
-            "dead letter, only a stub of it would be there. Set it to %d or more",
+            "dead-letter topic %s has max.message.bytes=%d. It is smaller than the largest message of an "
+            "input topic: of such a dead letter, only a stub would be kept. Set it to at least %d",
             topic, limits.max_bytes, needed,
         )  # fmt: skip
     if limits.needs_key:
         log.warning(
-            "dead-letter topic %s is compacted: it loses dead letters, and of one without a key it takes only a stub. "
-            "Set its cleanup.policy to delete",
+            "dead-letter topic %s is compacted. It loses dead letters, and keeps only a stub of dead "
+            "letters without a key. Set its cleanup.policy to delete",
             topic,
         )

@@ -27,7 +27,7 @@ def topic_id(options: Mapping[str, str], topic: str) -> str:
     ids = TopicIds(options)
     while not (found := ids.of([topic])):
         if time.monotonic() > known_by:
-            raise TopicMissing(f"{topic} does not exist: create it with `delayline topics create`")
+            raise TopicMissing(f"{topic} does not exist. Create it with `delayline topics create`")
         time.sleep(_PAUSE_S)
     return found[topic]
 
@@ -37,7 +37,7 @@ def input_ids(settings: Settings) -> dict[str, str]:
     try:
         return TopicIds(librdkafka_options(settings.kafka)).of(settings.topics.input)
     except KafkaException as problem:
-        raise BrokerUnreachable(f"the ids of the input topics cannot be read: {problem}") from problem
+        raise BrokerUnreachable(f"cannot read the ids of the input topics: {problem}") from problem
 
 
 @dataclass(frozen=True)

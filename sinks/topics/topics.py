@@ -103,8 +103,8 @@ def offered_topics(settings: Settings) -> dict[str, int]:
     barred = [each["name"] for each in described if settings.release.processes and _is_barred(each)]
     if barred := [name for name in barred if name not in required]:
         log.warning(
-            "the login of [kafka] may not write to %s: messages to it become dead letters (topic-unknown) until the "
-            "next start",
+            "the login of [kafka] may not write to %s. Messages for it become dead letters (topic-unknown) "
+            "until the next start",
             ", ".join(barred),
         )
     return {name: count for name, count in _counts(described).items() if name not in barred}
@@ -136,13 +136,13 @@ def check_topics(settings: Settings, all_outputs: bool = False) -> dict[str, int
         counts = _counts(_described(admin, needed, required))
         if missing := [f"{name} ({role})" for name, role in needed.items() if name in required.keys() - counts.keys()]:
             raise TopicMissing(
-                f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: "
-                "create them with `delayline topics create`, or name others in [topics]"
+                f"{', '.join(missing)} at {settings.kafka.bootstrap_servers}: missing. Create them with "
+                "`delayline topics create`, or name other topics in [topics]"
             )
         if lacking := sorted(needed.keys() - counts.keys()):
             log.warning(
-                "topics.allowed_outputs names %s, which does not exist, or which the login of [kafka] may not "
-                "describe: messages to it become dead letters",
+                "topics.allowed_outputs names %s, which does not exist or which the login of [kafka] may "
+                "not describe. Messages for it become dead letters",
                 ", ".join(lacking),
             )
         _check_shards(admin, settings, counts)
@@ -194,8 +194,8 @@ def ensure_shards(settings: Settings, shards: int) -> None:
         counts = _counts(_described(admin, _sharded(settings)))
         if settings.progress_topic not in counts:
             raise TopicMissing(
-                f"{settings.progress_topic} (progress): nothing else records what is handed over; restore it from a "
-                "backup"
+                f"{settings.progress_topic} (progress) is missing. Nothing else records which messages are "
+                "staged. Restore it from a backup"
             )
         for topic, role in _sharded(settings).items():
             if topic not in counts:
@@ -279,8 +279,7 @@ def _described(
     hidden = [name for name, problem in problems.items() if issubclass(problem, AuthorizationError)]
     if hidden := [name for name in hidden if required is None or name in required]:
         raise RightMissing(
-            f"the broker hides the existence of {', '.join(hidden)}: the login of [kafka] needs the right Describe "
-            "there"
+            f"the broker hides whether {', '.join(hidden)} exists. Grant the login of [kafka] the right Describe there"
         )
     return [topic for topic in described if topic["error_code"] == 0]
 
@@ -343,8 +342,8 @@ def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[s
             refused.append(f"{topic['name']}: {topic['error_message'] or problem.__name__}")
     if barred:
         raise RightMissing(
-            f"the broker refused to create {', '.join(barred)}: the login of [kafka] needs the right Create on the "
-            "cluster, or on topics with such names"
+            f"the broker refused to create {', '.join(barred)}. Grant the login of [kafka] the right Create "
+            "on the cluster, or on topics with these names"
         )
     if refused:
         raise TopicMismatch(f"the broker refused to create {'; '.join(refused)}")
@@ -378,8 +377,9 @@ def _check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[s
         # More partitions are fine: there may have been more shards once.
         if counts[name] < _partitions(role, settings.bucket.shards):
             raise TopicMismatch(
-                f"{role} topic {name} has {counts[name]} partitions, but bucket.shards is {settings.bucket.shards}: "
-                "set bucket.shards back, or move the application to more shards with `delayline rescale`"
+                f"{role} topic {name} has {counts[name]} partitions, but bucket.shards is "
+                f"{settings.bucket.shards}. Set bucket.shards back, or move the application to more shards "
+                "with `delayline rescale`"
             )
         _check_policy(admin, name, "delete" if role in _LOGS else "compact")
         if role in _LOGS:
@@ -392,8 +392,8 @@ def _check_retention(admin: KafkaAdminClient, topic: str, role: Role) -> None:
     config = topic_configs(admin, [topic], keys)[topic]
     if limited := [f"{key}={config[key]}" for key in keys if int(config[key]) != -1]:
         raise TopicMismatch(
-            f"{role} topic {topic} has {' and '.join(limited)}: what the service still needs could be deleted. Set "
-            "both to -1 (kafka-configs.sh --alter); the service deletes what it does not need any more"
+            f"{role} topic {topic} has {' and '.join(limited)}. Records that the service still needs could "
+            "be deleted. Set both to -1 (kafka-configs.sh --alter). The service itself deletes old records"
         )
 
 
@@ -401,7 +401,7 @@ def _check_policy(admin: KafkaAdminClient, name: str, allowed: str = "compact") 
     policy = topic_configs(admin, [name], ["cleanup.policy"])[name]["cleanup.policy"]
     if policy != allowed:
         raise TopicMismatch(
-            f"topic {name} has cleanup.policy={policy}, and would lose what the job keeps there: set it to {allowed}"
+            f"topic {name} has cleanup.policy={policy}, and would lose records that the job needs. Set it to {allowed}"
         )
 
 
@@ -410,6 +410,6 @@ def _check_stamps(admin: KafkaAdminClient, topic: str) -> None:
     config = topic_configs(admin, [topic], _BROKER_STAMPS.keys())[topic]
     if wrong := [f"{key}={config[key]}" for key, value in _BROKER_STAMPS.items() if config[key] != value]:
         raise TopicMismatch(
-            f"topic {topic} has {wrong[0]}, so that no clock can be compared with the broker's: set "
+            f"topic {topic} has {wrong[0]}, so the job cannot compare clocks with the broker. Set "
             "message.timestamp.type=LogAppendTime (kafka-configs.sh --alter)"
         )

@@ -42,9 +42,9 @@ class ResendPosition:
         text = b64encode(zlib.compress(bits.serialize(), 9)).decode()
         if len(text) > MAX_TEXT_BYTES:
             raise PositionInvalid(
-                f"{len(self.done)} resent letters are too scattered after offset {self.offset} for Kafka to store "
-                f"them ({len(text)} bytes, limit {MAX_TEXT_BYTES}): resend the letters before them as well, or skip "
-                "those with --skip-rest"
+                f"{len(self.done)} resent dead letters after offset {self.offset} are too scattered: their "
+                f"position takes {len(text)} bytes, and Kafka stores {MAX_TEXT_BYTES}. Resend the dead "
+                "letters between them as well, or skip those with --skip-rest"
             )
         return text
 
@@ -56,5 +56,7 @@ class ResendPosition:
         try:
             bits = BitMap.deserialize(zlib.decompress(b64decode(text, validate=True)))
         except (ValueError, IndexError, zlib.error) as problem:
-            raise PositionInvalid(f"offset {offset} has the text {text[:40]!r}, which no resend wrote") from problem
+            raise PositionInvalid(
+                f"offset {offset} was committed with the text {text[:40]!r}, which `delayline resend` did not write"
+            ) from problem
         return ResendPosition(offset, {offset + each for each in bits})

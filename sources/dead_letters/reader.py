@@ -88,7 +88,7 @@ class DeadLetterReader:
                     unread.pop(number, None)
             if time.monotonic() - last_answer_s > _TIMEOUT_S:
                 raise BrokerUnreachable(
-                    f"{self._topic} cannot be read at {self._servers}: no answer for {_TIMEOUT_S:g} s"
+                    f"could not read {self._topic} at {self._servers}: no answer for {_TIMEOUT_S:g} s"
                 )
 
     def group(self) -> Any:
@@ -135,4 +135,4 @@ class DeadLetterReader:
             raise self._unreachable(error)
 
     def _unreachable(self, error: KafkaError) -> BrokerUnreachable:
-        return BrokerUnreachable(f"{self._topic} cannot be read at {self._servers}: {error.str()}")
+        return BrokerUnreachable(f"could not read {self._topic} at {self._servers}: {error.str()}")

@@ -30,5 +30,7 @@ def left_to_batch(records: pa.Table, taken: Taken) -> pa.Table:
         return records
     for row in np.flatnonzero(~left & (header_counts(records) > _MOST_HEADERS_READ)).tolist():
         named = "/".join(str(records.column(name)[row]) for name in ("topic", "partition", "offset"))
-        log.warning("%s was delivered without its headers: forwarders see none if there are more than 100,000", named)
+        log.warning(
+            "%s was delivered without its headers: forwarders cannot read more than 100,000 headers of a record", named
+        )
     return records.filter(pa.array(left))

@@ -105,7 +105,7 @@ def _split(tables: list[pa.Table], cutoff_ms: int) -> tuple[pa.Table, pa.Table]:
     is_due = ~is_message(messages) | (messages.column("deliver_at_ms").to_numpy() < cutoff_ms)
     due, rest = messages.filter(pa.array(is_due)), messages.filter(pa.array(~is_due))
     if due.num_rows + rest.num_rows != sum(table.num_rows for table in tables):
-        raise InvariantViolated("a mutable bucket lost or doubled a message")
+        raise InvariantViolated("a mutable bucket lost or duplicated a message")
     return due, rest
 
 

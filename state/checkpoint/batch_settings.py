@@ -241,7 +241,7 @@ class SettingsHistory:
         later = bisect_right([first for first, _ in self.entries], batch_id)
         if not later:
             raise CheckpointMismatch(
-                f"the settings of batch {batch_id} are not in the checkpoint: restore all of its files"
+                f"the settings of batch {batch_id} are missing from the checkpoint. Restore all of its files"
             )
         return self.entries[later - 1][1]
 

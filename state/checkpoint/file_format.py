@@ -32,7 +32,8 @@ def without_format(text: str, file: str) -> str:
         ) from problem
     if version != FORMAT:
         raise CheckpointVersion(
-            f"{file} is in format {version!r}, but this Delayline reads format {FORMAT}: run the version that wrote "
-            "it, or make a new checkpoint with `delayline rebuild --discard-checkpoint` of this version"
+            f"{file} has format {version!r}, but this Delayline reads format {FORMAT}. Run the version that "
+            "wrote it, or make a new checkpoint with `delayline rebuild --discard-checkpoint` of this "
+            "version"
         )
     return json.dumps(content)

@@ -41,7 +41,7 @@ def folder_in(text: str, file: str) -> str:
         folder = None
     if not isinstance(folder, str) or not folder or "/" in folder:
         raise CheckpointUnreadable(
-            f"{file} is damaged: it names no folder of a checkpoint. Write the name of the newest one into it, as in "
-            f"{pointer_to(folder_of(2))}"
+            f"{file} is damaged: it does not name the folder of a checkpoint. Write the name of the newest "
+            f"folder into it, such as {pointer_to(folder_of(2))}"
         )
     return folder

@@ -146,13 +146,13 @@ def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> Non
     other = last.batch.origin
     if other.generation > origin.generation:
         raise CheckpointMismatch(
-            f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over; "
-            "going on would deliver messages twice. Restore the newer checkpoint"
+            f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over. "
+            "Continuing would deliver messages twice. Restore the newer checkpoint"
         )
     if other.checkpoint == origin.checkpoint and last.batch.batch_id > batch_id:
         raise CheckpointMismatch(
-            f"batch {last.batch.batch_id} has been handed over, but the checkpoint is at batch {batch_id}; "
-            "going on would deliver messages twice. Restore the newest checkpoint"
+            f"batch {last.batch.batch_id} is already staged, but the checkpoint is at batch {batch_id}. "
+            "Continuing would deliver messages twice. Restore the newest checkpoint"
         )
 
 
@@ -169,8 +169,8 @@ def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
         return 0
     if not last.batch.same_as(batch):
         raise CheckpointMismatch(
-            f"batch {batch.batch_id} has been handed over up to cutoff {last.batch.cutoff_ms}, but the offset log has "
-            f"it with cutoff {batch.cutoff_ms}: its entry was lost, and the batch planned again. Restore the newest "
-            "checkpoint, or make a new one with `delayline rebuild --discard-checkpoint`"
+            f"batch {batch.batch_id} was staged up to cutoff {last.batch.cutoff_ms}, but the offset log has "
+            f"cutoff {batch.cutoff_ms}. Its entry was lost, and the batch was planned again. Restore the "
+            "newest checkpoint, or make a new one with `delayline rebuild --discard-checkpoint`"
         )
     return last.messages

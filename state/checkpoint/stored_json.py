@@ -54,8 +54,8 @@ class RecordFormat(Generic[Value]):
             raise ValueError("it has no format number")
         if (number := fields.pop(_KEY)) != self.number:
             raise FormatMismatch(
-                f"{self.name} is in format {number!r}, but this Delayline reads format {self.number}: run the version "
-                "that wrote it"
+                f"{self.name} has format {number!r}, but this Delayline reads format {self.number}. Run the "
+                "version that wrote it"
             )
         return read_stored(self.adapter, json.dumps(fields))
 
@@ -68,6 +68,6 @@ class RecordFormat(Generic[Value]):
             return self.read(value)
         except ValueError as problem:
             raise CheckpointMismatch(
-                f"the {topic} topic holds {value[:_SHOWN_BYTES]!r}, which is not {what} of this Delayline version; "
-                "only Delayline may write to it"
+                f"topic {topic} holds {value[:_SHOWN_BYTES]!r}, which is not {what} of this Delayline "
+                "version. Only Delayline may write to this topic"
             ) from problem

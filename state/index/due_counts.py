@@ -62,8 +62,8 @@ class DueCounts:
         number = slot_number(slot_ms, self.precision_bits)
         if count < 1:
             raise BucketUnreadable(
-                f"the time slot at {slot_ms} ms is stored with a count of {count}; only slots with messages are: "
-                f"the metadata is damaged"
+                f"the time slot at {slot_ms} ms is stored with a count of {count}, although empty slots are "
+                "not stored: the metadata is damaged"
             )
         self._add_to_slot(number, count)
 
@@ -149,7 +149,7 @@ def slot_number(slot_ms: int, precision_bits: int) -> int:
     number = slot_ms >> precision_bits
     if number << precision_bits != slot_ms:
         raise BucketUnreadable(
-            f"no time slot of {1 << precision_bits} ms begins at {slot_ms} ms: the metadata was written with another "
-            f"precision than {precision_bits} bits, or is damaged"
+            f"no time slot of {1 << precision_bits} ms begins at {slot_ms} ms: the metadata is damaged, or "
+            f"was not written with {precision_bits} precision bits"
         )
     return number

@@ -237,7 +237,8 @@ def stored_offsets(entry: Mapping[str, Any]) -> np.ndarray:
     # Offsets ascend as unsigned numbers, so only the last one can be negative.
     if not 0 < len(offsets) == entry["count"] or offsets[-1] < 0:
         raise BucketUnreadable(
-            f"{_named(entry)} are stored as {len(offsets)} offsets; the metadata says {entry['count']}, each below 2^63"
+            f"{_named(entry)} are stored as {len(offsets)} offsets, but the metadata says {entry['count']}, "
+            "each below 2^63"
         )
     return offsets
 

@@ -59,8 +59,8 @@ def make_current(spark: SparkSession, settings: Settings, checkpoint: Checkpoint
     generation = checkpoint.origin.generation
     if newest_generation(spark, settings) >= generation:
         raise CheckpointMismatch(
-            f"{checkpoint.path} cannot become the current checkpoint: there is a pointer to one as new, or newer, in "
-            f"{pointers_path(settings)}. Another command has replaced the checkpoint meanwhile"
+            f"{checkpoint.path} cannot become the current checkpoint: a pointer in {pointers_path(settings)} "
+            "names one that is as new or newer. Another command has replaced the checkpoint meanwhile"
         )
     folder = checkpoint.path.rpartition("/")[2]
     Folder(spark, pointers_path(settings)).write(str(generation), pointer_to(folder), replace=False)

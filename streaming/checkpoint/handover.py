@@ -56,7 +56,7 @@ def seal_rest(
             try:
                 sealed = rows.where(IS_METADATA).selectExpr("coalesce(sum(count), 0)").collect()[0][0]
                 if sealed != count:
-                    raise InvariantViolated(f"{count} messages were left, and {sealed} would be sealed")
+                    raise InvariantViolated(f"{count} messages were left, but {sealed} would be sealed")
                 store.append(rows if ids is None else rows.union(ids), writer_id, origin.overdue_bucket)
             finally:
                 rows.unpersist()
@@ -104,8 +104,8 @@ def switch_over(settings: Settings, origin: CheckpointOrigin, spark: SparkSessio
     lease.check_now()
     if successor.last_planned() is not None:
         raise CheckpointMismatch(
-            f"{successor.path} has run already, so it is newer than the checkpoint that was to be replaced, and no "
-            f"pointer names it: put the file {pointers_path(settings)}/{origin.generation} back"
+            f"{successor.path} has already run, so it is newer than the checkpoint to be replaced, but no "
+            f"pointer names it. Restore the file {pointers_path(settings)}/{origin.generation}"
         )
     successor.initialize(origin)
     failpoint("successor-initialized")

@@ -74,8 +74,8 @@ def _lines(text: str | None, file: str) -> list[str]:
     version, *lines = text.splitlines() or [""]
     if re.fullmatch(r"v\d+", version) and version != _VERSION:
         raise CheckpointVersion(
-            f"{file} is of version {version}, and the Spark of this Delayline reads {_VERSION}: run the version that "
-            f"wrote it. {CHECKPOINT_REMEDY}"
+            f"{file} has version {version}, but the Spark of this Delayline reads {_VERSION}. Run the "
+            f"version that wrote it. {CHECKPOINT_REMEDY}"
         )
     if version != _VERSION or not lines:
         raise CheckpointUnreadable(f"{file} is damaged (it begins with {version[:20]!r}). {CHECKPOINT_REMEDY}")

@@ -114,7 +114,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         _begin(spark, settings, checkpoint, store, markers, fresh, lease)
     if checkpoint.is_retired():
         raise CheckpointMismatch(
-            f"{checkpoint.path} was being replaced by `delayline rescale`, which was cut off: run that again"
+            f"`delayline rescale` was replacing {checkpoint.path} and was interrupted. Run it again"
         )
     # 3. Record the settings.
     history = _amended_history(settings, checkpoint, planned, input_ids(settings))
@@ -143,7 +143,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         if committed is None and segment.bucket == origin.overdue_bucket and segment.min_deliver_at_ms < cutoff_ms
     ]
     log.info(
-        "recovered %d live segments of %d buckets, %d messages, %d bytes of metadata, handed over before %s",
+        "recovered %d live segments in %d buckets: %d messages, %d bytes of metadata; messages due before "
+        "%s are staged",
         len(catalog), len(catalog.buckets), catalog.messages, catalog.nbytes, instant_and_ms(cutoff_ms),
     )  # fmt: skip
     parts: dict[str, int] = {}
@@ -178,7 +179,7 @@ def _never_ran(
     if _has_left_something(checkpoint, store, markers, planned):
         return False
     log.warning(
-        "batch %d was planned when this host's clock showed %s, and did not run: it is planned again",
+        "batch %d was planned when this host's clock showed %s, and did not run. Planning it again",
         planned, instant_and_ms(shown_ms),
     )  # fmt: skip
     return True
@@ -237,7 +238,7 @@ def _known_from(settings: Settings) -> KnownFrom | None:
         with closing(RecalledWriter(settings)) as writer:
             return writer.known_from
     except KafkaException as problem:
-        raise failure_of(problem, f"{settings.recalled_topic} cannot be read") from problem
+        raise failure_of(problem, f"cannot read {settings.recalled_topic}") from problem
 
 
 def _begin_with_present_inputs(
@@ -291,16 +292,17 @@ def _refuse_second_beginning(
     """
     if store.exists() and store.metadata():
         raise CheckpointMismatch(
-            f"there is no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
-            "Put the checkpoint back, or make one from the table, the input and the progress topic with "
-            "`delayline rebuild`. Or keep that folder, and run `delayline run --fresh` with another storage.path"
+            f"no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
+            "Put the checkpoint back, or make a new one with `delayline rebuild` from the table, the input "
+            "topics and the progress topic. Or keep this folder, and run `delayline run --fresh` with "
+            "another storage.path"
         )
     if not fresh and any(marker is not None for marker in markers):
         raise CheckpointMismatch(
-            f"there is no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one: is "
-            "the storage mounted? Put the checkpoint back, or make one with `delayline rebuild`, or use another "
-            "application_id. `delayline run --fresh` starts anew, and delivers again all that is still in the "
-            "input topics"
+            f"no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one. Is "
+            "the storage mounted? Put the checkpoint back, make a new one with `delayline rebuild`, or use "
+            "another application_id. `delayline run --fresh` starts over: it delivers all messages again "
+            "that are still in the input topics"
         )
 
 
@@ -313,8 +315,9 @@ def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int |
     sealed = store.newest_of(checkpoint.origin.checkpoint)
     if sealed is not None and (planned is None or sealed > planned):
         raise CheckpointMismatch(
-            f"{store.path} holds what batch {sealed} sealed, but the offset log of {checkpoint.path} ends with batch "
-            f"{planned}: its newest entries are lost, or it is an older checkpoint. {CHECKPOINT_REMEDY}"
+            f"{store.path} holds messages that batch {sealed} sealed, but the offset log of "
+            f"{checkpoint.path} ends with batch {planned}. Its newest entries are lost, or it is an older "
+            f"checkpoint. {CHECKPOINT_REMEDY}"
         )
 
 
@@ -342,8 +345,8 @@ def refuse_rebuilt(checkpoint: Checkpoint, store: BucketTable) -> None:
 
 def _cut_off_rebuild(checkpoint: Checkpoint) -> str:
     return (
-        f"the checkpoint {checkpoint.path} was being replaced by `delayline rebuild`, which was cut off: going on from "
-        "it would lose or double messages. Finish that with `delayline rebuild --discard-checkpoint`"
+        f"`delayline rebuild` was replacing the checkpoint {checkpoint.path} and was interrupted. Continuing "
+        "from it would lose or duplicate messages. Run `delayline rebuild --discard-checkpoint`"
     )
 
 
@@ -370,12 +373,14 @@ def _amended_history(
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
         raise CheckpointMismatch(
-            f"the checkpoint began with {origin.shards} shards, and bucket.shards is {settings.bucket.shards}: "
-            f"set bucket.shards to {origin.shards}, or change the checkpoint with `delayline rescale`"
+            f"the checkpoint has {origin.shards} shards, but bucket.shards is {settings.bucket.shards}. Set "
+            f"bucket.shards to {origin.shards}, or change the checkpoint with `delayline rescale`"
         )
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
     if planned is not None and not history.entries:
-        raise CheckpointUnreadable(f"{checkpoint.path} has batches but no delayline-settings.json. {CHECKPOINT_REMEDY}")
+        raise CheckpointUnreadable(
+            f"{checkpoint.path} has batches, but delayline-settings.json is missing. {CHECKPOINT_REMEDY}"
+        )
     keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
     counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
     known = history.newest.input_ids if history.entries else origin.input_ids
@@ -387,9 +392,9 @@ def _amended_history(
     if history.had_output(settings.results_topic):
         # Whoever reads the answers would take such a message for one.
         raise CheckpointMismatch(
-            f"topics.results is {settings.results_topic}, which was an output topic until now (topics.output or "
-            "topics.allowed_outputs): messages that wait for it would come out among the answers. Set topics.results "
-            "back, or to a new topic, which `delayline topics create` creates"
+            f"topics.results is {settings.results_topic}, which was an output topic until now (topics.output "
+            "or topics.allowed_outputs). Messages that wait for it would be delivered among the answers. "
+            "Set topics.results back, or set it to a new topic and run `delayline topics create`"
         )
     checkpoint.write_settings_history(history)
     return history

@@ -26,9 +26,9 @@ def recreated_error(topics: Collection[str]) -> CheckpointMismatch:
     names = ", ".join(topics)
     named = f"input topics {names} were" if len(topics) > 1 else f"input topic {names} was"
     return CheckpointMismatch(
-        f"{named} deleted and created again since the job read it. Unread records of the old topic are lost; messages "
-        "that were accepted from it wait as before. To read the new topic from its beginning, start with "
-        "topics.skip_expired=true. Its messages may have the ids of old ones: see "
+        f"{named} deleted and created again since the job read it. Unread records of the old topic are lost. "
+        "Messages that were accepted from it still wait. To read the new topic from its beginning, start "
+        "with topics.skip_expired=true. New messages may then have the ids of old ones: see "
         "docs/operate/runbooks/input-topic-recreated.md"
     )
 
@@ -53,7 +53,8 @@ def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: in
         if starts.get(topic) == ends.get(topic):
             continue
         log.warning(
-            "batch %d goes on without records of %s, which was created again: from %s to %s in the old topic",
+            "batch %d continues without records of %s, which was created again: from %s to %s in the old "
+            "topic",
             planned, topic, starts.get(topic), ends.get(topic),
         )  # fmt: skip
     checkpoint.write_read_offsets(with_offsets(starts, topics, ends))
@@ -75,7 +76,7 @@ def read_from_beginning(
     newest = replace(history.newest, input_ids=with_present(history.newest.input_ids, present, unread))
     checkpoint.write_settings_history(history.amended(committed + 1, newest, keep_from=committed))
     log.warning(
-        "reading %s from the beginning: created again since batch %d. %s",
+        "reading %s from the beginning: it was created again since batch %d. %s",
         ", ".join(topics), committed,
         "Nothing was read before" if {*topics} <= {*unread} else "Messages may have the ids of old ones",
     )  # fmt: skip

@@ -36,15 +36,18 @@ def cancel(
     ] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="NAME", help="Cancel what waits under this name of --topic. Repeatable."),
+        typer.Option(
+            "--name", metavar="NAME", help="Cancel the message that waits under this name of --topic. Repeatable."
+        ),
     ] = None,
     topic: Annotated[
-        str | None, typer.Option(help="The input topic of the names.", show_default="the first of topics.input")
+        str | None,
+        typer.Option(help="The input topic to which the names belong.", show_default="the first of topics.input"),
     ] = None,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the answers.")] = "1m",
     headers: Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="A header that comes back with the answer. Repeatable."),
+        typer.Option("--header", metavar="NAME=VALUE", help="A header that the answer returns. Repeatable."),
     ] = None,
     output_format: RecordFormat = "table",
     config: ConfigFile = None,
@@ -52,15 +55,15 @@ def cancel(
 ) -> None:
     """Cancel messages, and wait for the job's answer to each: cancelled, too-late or unknown.
 
-    The id of a message is what its producer got back when it published, and what `delayline publish` prints. A message
-    is answered as soon as the job's next batch has looked for it. A --name is asked for in the partition to which it
-    would go as a key; the settings must be those of the job, whose policy says whether messages have names.
+    The id of a message is its place in the input topic. Producers receive it, and `delayline publish` prints it. The
+    job answers after its next batch. With --name, the request goes to the partition of a record with the name as its
+    key. The settings must be the job's, because its policies say whether messages have names.
 
     In JSON an answer has `id`, `result`, `reason` and `why`, and `name` or `output` if there is one. The codes `result`
     and `reason` are stable (docs/publish/cancelling.md).
 
-    Exit codes: 0 all are cancelled, 3 some are too late, 4 of some it is not known, 1 some have no answer in time, or
-    could not be asked for.
+    Exit codes: 0 all are cancelled; 3 at least one is too late; 4 the outcome of at least one is unknown; 1 at least
+    one has no answer in time, or could not be requested.
     """
     from sources.canceller import Canceller, asks_for
 
@@ -68,12 +71,12 @@ def cancel(
     settings = settings_of(config, overrides)
     extra = [header("--header", text) for text in headers or ()]
     if topic is not None and not names:
-        raise UsageError("--topic says where a --name is given: an id has its topic")
+        raise UsageError("--topic belongs to --name: a message id already contains its topic")
     by_name = [utf8("--name", text) for text in names or ()]
     asked = [utf8("ID", text) for text in ids] if ids else [] if by_name else _lines()
     asks = asks_for(settings, asked, by_name, utf8("--topic", topic) if topic else None)
     if not asks:
-        raise UsageError("name at least one message id: topic/partition/offset")
+        raise UsageError("give at least one message id: topic/partition/offset")
     code = 0
     with Canceller(settings) as canceller:
         canceller.ask(asks, extra)
@@ -83,8 +86,8 @@ def cancel(
         unanswered = canceller.unanswered
     if unanswered:
         typer.echo(
-            f"no answer to {len(unanswered)} of {len(asks)} within {timeout}, such as {unanswered[0]}: "
-            "is the job running? Its answer will come, and cancelling again does no harm",
+            f"no answer to {len(unanswered)} of {len(asks)} within {timeout}, such as {unanswered[0]}. Is "
+            "the job running? The answers will still come, and it is safe to cancel again",
             err=True,
         )
         raise typer.Exit(1)

@@ -46,7 +46,7 @@ def demo(
 def _make_empty(folder: Path) -> None:
     from conf.errors import UsageError
 
-    message = f"--keep {str(folder)!r}: name a folder that is new or empty"
+    message = f"--keep {str(folder)!r}: the folder must be new or empty"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 def health(
     of: Annotated[
         Literal["job", "release", "forward"],
-        typer.Argument(help="What is asked: the process at monitor.job, or those at monitor.release or .forward."),
+        typer.Argument(
+            help="Which processes to ask: the job at monitor.job, or the processes at monitor.release or "
+            "monitor.forward."
+        ),
     ] = "job",
     live: Annotated[
-        bool, typer.Option("--live", help="Ask whether it makes progress, not whether it is on time.")
+        bool, typer.Option("--live", help="Ask whether the process makes progress, not whether it is on time.")
     ] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say whether the job, its release processes, or its forwarders are ready: whether messages leave on time as far as
-    they know.
+    """Check whether the job, its release processes, or its forwarders are ready: whether messages leave on time.
 
-    Asks each of the `release.processes` at its own port; with 0, the one at monitor.release. The same holds for
-    forwarders. Exit code 0 if all are ready, 1 if one is not or does not answer, with the reasons. Starts no Spark and
-    asks no broker. See docs/operate/monitoring.md.
+    Asks each of the `release.processes` at its own port; with 0, the one at monitor.release. The same applies to
+    forwarders. Exit code 0 if all are ready, 1 if one is not or does not answer, with the reasons. Does not start Spark
+    or contact brokers. See docs/operate/monitoring.md.
     """
     from conf.errors import UsageError
     from conf.printable import printable
@@ -38,7 +40,7 @@ def health(
     address: str = getattr(settings.monitor, of)
     if address.rpartition(":")[2] in ("", "0"):
         raise UsageError(
-            f"monitor.{of} = {address!r}: set it to an address with a port, for this process and for that one"
+            f"monitor.{of} = {address!r}: set it to an address with a port, for that process and for this command"
         )
     addresses = [address] if of == "job" else started_addresses(settings, of) or [address]
     good = True

@@ -19,8 +19,8 @@ Name = Annotated[
     str,
     typer.Option(
         "--name",
-        help="Name of this process among all of the application. Keep it from start to start: a process that is "
-        "restarted has its part of the work back at once. Default: the host's name.",
+        help="Name of this process, unique in the application. Keep it across restarts: a restarted process then "
+        "gets its share of the work back at once. Default: the host's name.",
         show_default=False,
     ),
 ]

@@ -30,7 +30,8 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one setting: kafka.bootstrap_servers=host:9092. Wins over file and environment. Repeatable.",
+        help="Override one setting: kafka.bootstrap_servers=host:9092. Takes precedence over file and "
+        "environment. Repeatable.",
         show_default=False,
     ),
 ]

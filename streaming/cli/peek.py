@@ -23,26 +23,27 @@ def peek(
     due_from: Annotated[
         str | None,
         typer.Option(
-            metavar="INSTANT", help="Only what is due from then on: epoch ms, ISO-8601, or 2h for 2h from now."
+            metavar="INSTANT",
+            help="Only messages due at or after this instant: epoch ms, ISO-8601, or 2h for 2h from now.",
         ),
     ] = None,
     due_until: Annotated[
-        str | None, typer.Option(metavar="INSTANT", help="Only what is due before then, in the same forms.")
+        str | None, typer.Option(metavar="INSTANT", help="Only messages due before this instant, in the same forms.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
     topic: Annotated[str | None, typer.Option(help="Only messages for this output topic.")] = None,
     newest: Annotated[
-        bool, typer.Option("--newest", help="The messages published last, and not those due next.")
+        bool, typer.Option("--newest", help="Show the messages published last instead of those due next.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many messages at the most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Show at most this many messages.")] = 20,
     output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show waiting messages: those due next, or of a range of due time, or by id. Changes nothing.
+    """Show waiting messages: the next ones due, a range of due time, or by id. Changes nothing.
 
     Works while the job runs and while it is down. Takes several seconds, because it starts Spark. With --key, --topic
-    or --newest it reads all that is due in the range, so give one where many messages wait. See
+    or --newest, it reads all messages of the range. If many messages wait, give a short range. See
     docs/operate/status.md.
 
     JSON objects have: id (topic/partition/offset of the input record), place (ready, mutable or sealed), deliver_at
@@ -59,7 +60,7 @@ def peek(
     now_ms = time.time_ns() // 1_000_000
     from_ms, until_ms = instant_ms("--due-from", due_from, now_ms), instant_ms("--due-until", due_until, now_ms)
     if from_ms is not None and until_ms is not None and until_ms <= from_ms:
-        raise UsageError(f"--due-until {due_until}: nothing is due before that and from --due-from {due_from} on")
+        raise UsageError(f"--due-until {due_until}: the range from --due-from {due_from} is empty")
     wanted = Look(
         from_ms,
         until_ms,

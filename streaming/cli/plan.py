@@ -21,7 +21,7 @@ def plan(
     rate: Annotated[float, typer.Option("--rate", min=0, max=_MOST_RATE, help="Messages/s.", show_default=False)],
     spread: Annotated[
         str,
-        typer.Option("--spread", help="Delays are even from 0 to this: 10m, 48h, 366d.", show_default=False),
+        typer.Option("--spread", help="Delays are spread evenly from 0 to this: 10m, 48h, 366d.", show_default=False),
     ],
     size: Annotated[
         int, typer.Option("--size", min=0, max=_LARGEST, help="Bytes of a message: value, key and headers.")
@@ -34,10 +34,11 @@ def plan(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Compute what a load takes with these settings: storage, metadata, rewrites, files, memory, processes, restart.
+    """Estimate the cost of a load with these settings: storage, metadata, rewrites, files, memory, processes, restart.
 
-    It is a model with constants that were measured on two cores. docs/platform/capacity.md compares it with measured
-    figures. Values are taken not to compress. For other delays than even ones, give twice the mean delay as the spread.
+    The estimate is a model with constants that were measured on two cores. docs/platform/capacity.md compares it with
+    measured figures. It assumes that values do not compress. For uneven delays, give twice the mean delay as the
+    spread.
 
     JSON keys: rate, spread_s, size, replication, retention_s, and the fields of the model (bytes, seconds, counts).
     """

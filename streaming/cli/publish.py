@@ -40,7 +40,10 @@ def publish(
     key: Annotated[str | None, typer.Option(help="The message's key.")] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The message's name: it replaces what waits under it. The policy names must allow names."),
+        typer.Option(
+            help="The message's name. The message replaces the one that waits under it. The policy names must allow "
+            "names."
+        ),
     ] = None,
     headers: Annotated[
         list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="An additional header. Repeatable.")
@@ -93,11 +96,11 @@ def publish(
     wait_ms = duration_ms("--timeout", timeout)
     settings = settings_of(config, overrides)
     if condition and not replaces:
-        raise UsageError("--if says when to accept a message that replaces another: give --replaces as well")
+        raise UsageError("--if needs --replaces: it says when to accept a message that replaces another")
     if replaces and value is None:
-        raise UsageError("--replaces goes with one message: give it as an argument")
+        raise UsageError("--replaces needs exactly one message: give it as an argument")
     if name is not None and replaces:
-        raise UsageError("a message with a --name replaces what has it: leave out --replaces")
+        raise UsageError("--name and --replaces exclude each other: a message with a name replaces the one that has it")
     schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
     user_headers = [header("--header", text) for text in headers or ()]
     if name is not None:
@@ -127,9 +130,7 @@ def publish(
 def _show(answer: Answer | None, timeout: str) -> None:
     """Show the answer to a replacement. Raises the exit code if it is not accepted."""
     if answer is None:
-        typer.echo(
-            f"no answer within {timeout}: is the job running, and is the message among the dead letters?", err=True
-        )
+        typer.echo(f"no answer within {timeout}. Is the job running? Is the message a dead letter?", err=True)
         raise typer.Exit(1)
     what = "accepted" if answer.accepted else "not accepted"
     typer.echo(f"{what}; {answer_row(answer)}", err=True)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def repair(
     skip: Annotated[
         bool,
-        typer.Option("--skip", help="Write the report, then remove from the table everything that cannot be read."),
+        typer.Option("--skip", help="Write the report, then remove all unreadable rows from the table."),
     ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --skip: file for the ids of all lost messages, as JSON.",
+            help="With --skip: the file for the ids of all lost messages, as JSON.",
             show_default="delayline-repair-<epoch ms>.json",
         ),
     ] = None,
@@ -33,8 +33,8 @@ def repair(
         bool,
         typer.Option(
             "--ready-log",
-            help="Instead, skip records that are missing from the ready or the near topic, and print how many messages "
-            "are lost with them.",
+            help="Instead, skip records that are missing from the ready topic or the near topic, and print how "
+            "many messages are lost with them.",
         ),
     ] = False,
     config: ConfigFile = None,
@@ -58,7 +58,9 @@ def repair(
     if result.taken_out:
         typer.echo(f"removed from the table; the ids are in {typer.format_filename(file)}")
         if any(lost.accepted_again for lost in result.lost):
-            typer.echo("before you start the job, run `delayline rebuild --discard-checkpoint` to accept these again")
+            typer.echo(
+                "before you start the job, run `delayline rebuild --discard-checkpoint` to accept these messages again"
+            )
     elif result.corruption.files or result.corruption.segments:
         raise typer.Exit(1)
 
@@ -67,20 +69,20 @@ def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined
     from streaming.operations.ready_log import repair_ready_log
 
     if combined:
-        raise UsageError("--ready-log: give it without --skip and --report")
+        raise UsageError("--ready-log excludes --skip and --report")
     repaired = repair_ready_log(settings_of(config, overrides))
     for shard in repaired:
         typer.echo(f"shard {shard.shard}: {shard.reason}")
         typer.echo(f"shard {shard.shard}: {shard.lost} messages are lost; {shard.left} are left and will be released")
     if not repaired:
-        typer.echo("the ready log and the near log can be read in all shards")
+        typer.echo("the ready log and the near log are readable in all shards")
 
 
 def _lines(result: Repair) -> list[str]:
     if not result.corruption.files and not result.corruption.segments:
-        return [f"all of {result.table} can be read"]
+        return [f"all of {result.table} is readable"]
     files = [
-        f"{result.table}/{file.path}: {file.readable} of {file.rows} rows can be read"
+        f"{result.table}/{file.path}: {file.readable} of {file.rows} rows are readable"
         for file in result.corruption.files
     ]
     lost = sum(len(partition.offsets) for partition in result.lost)
@@ -98,6 +100,6 @@ def _segment_line(segment: CorruptSegment) -> str:
     bucket, shard, number = segment.identity
     name = f"bucket {bucket}, shard {shard}, segment {number}"
     if (known := segment.described) is None:
-        return f"{name}: its metadata is lost; --skip rebuilds it from the {segment.readable} messages that can be read"
+        return f"{name}: its metadata is lost; --skip rebuilds it from the {segment.readable} readable messages"
     due = f"due from {instant(known.min_deliver_at_ms)} to {instant(known.max_deliver_at_ms)}"
-    return f"{name}, {due}: {segment.readable} of {known.count} messages can be read"
+    return f"{name}, {due}: {segment.readable} of {known.count} messages are readable"

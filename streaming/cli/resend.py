@@ -55,12 +55,12 @@ def resend(
     again: Annotated[bool, typer.Option("--again", help="Include dead letters that were resent before.")] = False,
     skip_rest: Annotated[
         bool,
-        typer.Option("--skip-rest", help="Skip the dead letters not chosen now for good: only --again resends them."),
+        typer.Option("--skip-rest", help="Skip all other dead letters for good: only --again resends them."),
     ] = False,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Include dead letters that the job would refuse again.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be resent, and change nothing.")] = False,
     output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -132,7 +132,7 @@ def _codes(codes: list[str]) -> frozenset[str]:
 
     known = sorted(error.code for error in Rejected.__subclasses__())
     if unknown := [code for code in codes if code not in known]:
-        raise UsageError(f"--code {', '.join(unknown)}: not a dead-letter code; the codes are {', '.join(known)}")
+        raise UsageError(f"--code {', '.join(unknown)}: unknown dead-letter code. The codes are {', '.join(known)}")
     return frozenset(codes)
 
 
@@ -146,7 +146,7 @@ def _offsets(text: str | None, partition: int | None) -> tuple[int | None, int |
     if text is None:
         return None, None
     if partition is None:
-        raise UsageError(f"--offsets {text}: name the partition with --partition")
+        raise UsageError(f"--offsets {text}: --partition is missing")
     match = re.fullmatch(r"(\d*)(-?)(\d*)", text, re.ASCII)
     if match is None or not (match[1] or match[3]):
         raise UsageError(f"--offsets {text!r}: write 10-20, 10-, -20 or 10")
@@ -168,5 +168,5 @@ def _changes(to_set: list[str], to_drop: list[str]) -> HeaderChanges:
     if both := set(names) & set(to_drop):
         raise UsageError(f"{', '.join(sorted(both))}: use either --set-header or --drop-header")
     if "" in to_drop:
-        raise UsageError("--drop-header '': name a header")
+        raise UsageError("--drop-header '': the name of the header is empty")
     return HeaderChanges(headers, frozenset(to_drop))

@@ -14,8 +14,8 @@ def run(
         bool,
         typer.Option(
             "--fresh",
-            help="Start a new checkpoint although this application has delivered before. "
-            "Delivers everything that is still in the input topics again.",
+            help="Start a new checkpoint although this application has delivered before. Delivers all messages "
+            "again that are still in the input topics.",
         ),
     ] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="Log level: debug, info, warning or error.")] = "info",

@@ -17,7 +17,7 @@ def status(
         Literal["table", "json"], typer.Option("--format", help="Tables for people, or one JSON object.")
     ] = "table",
     exact: Annotated[
-        bool, typer.Option("--exact", help="Read the checkpoint and the table, even if the job could answer.")
+        bool, typer.Option("--exact", help="Read the checkpoint and the table, even if the running job could answer.")
     ] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,

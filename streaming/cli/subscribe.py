@@ -48,7 +48,7 @@ def subscribe(
             show(record)
             if not record.has_readable_headers:
                 place = f"{record.topic}/{record.partition}/{record.offset}"
-                typer.echo(f"{place}: no header can be read, since the name of one is not UTF-8", err=True)
+                typer.echo(f"{place}: the headers cannot be read, because the name of one is not UTF-8", err=True)
             seen += 1
     if count is not None and seen < count:
         typer.echo(f"{seen} of {count} messages after {timeout}", err=True)

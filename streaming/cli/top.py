@@ -26,16 +26,18 @@ _HEAD_LINES = 2
 
 
 def top(
-    every: Annotated[str, typer.Option(metavar="DURATION", help="How often the job is asked, 500ms or longer.")] = "2s",
-    times: Annotated[int | None, typer.Option(min=1, help="End after so many times. Without it: on Ctrl-C.")] = None,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="How often to ask the job, 500ms or longer.")] = "2s",
+    times: Annotated[
+        int | None, typer.Option(min=1, help="End after this many refreshes. Default: run until Ctrl-C.")
+    ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
     """Live dashboard in the terminal (without messages): due times, lateness, rates, merges, shards, problems.
 
     Asks the running job at monitor.job, the broker, and for problems the processes at monitor.release, monitor.forward
-    and monitor.process_addresses. On a terminal it takes the screen, best of 100 columns and 40 lines; otherwise it
-    prints each time. See docs/operate/status.md.
+    and monitor.process_addresses. On a terminal it fills the screen, ideally 100 columns and 40 lines. Otherwise it
+    prints each refresh. See docs/operate/status.md.
     """
     from rich.console import Console
     from rich.live import Live
@@ -46,11 +48,11 @@ def top(
 
     pause_ms = duration_ms("--every", every)
     if pause_ms < 500:
-        raise UsageError(f"--every {every}: 500ms or longer, since each time asks the broker")
+        raise UsageError(f"--every {every}: allowed is 500ms or longer, because each refresh queries the broker")
     settings = settings_of(config, overrides)
     if not settings.monitor.job:
         raise UsageError(
-            "monitor.job is not set: `delayline top` asks the job there. `delayline status` needs no address"
+            "monitor.job is not set. `delayline top` asks the job at this address. `delayline status` needs no address"
         )
     console = Console(highlight=False)
     samples: deque[Sample] = deque(maxlen=max(2, _KEPT_MS // pause_ms))
@@ -82,7 +84,10 @@ def _seen(
     status = status_of_job(settings)
     if status is None:
         at = instant(time.time_ns() // 1_000_000)
-        no_answer = "does not answer, does not know yet what waits, or is another one (application_id, storage.path)"
+        no_answer = (
+            "does not answer, does not yet know which messages wait, or belongs to another application "
+            "(application_id, storage.path)"
+        )
         return "\n".join([f"{at}  the job at {settings.monitor.job} {no_answer}", *problem_lines(problems, height)])
     samples.append(sample_of(status))
     lines = screen_lines(status, list(samples), problems, width, height)

@@ -27,9 +27,12 @@ def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
 
     settings = settings_of(config, overrides)
     if not settings.monitor.job:
-        raise UsageError("monitor.job is not set: the page asks the job there. Set the address where the job listens")
+        raise UsageError(
+            "monitor.job is not set. The page asks the job at this address. Set it to the address at which the "
+            "job listens"
+        )
     if not settings.web.address:
-        raise UsageError("web.address is empty: set the address to listen at")
+        raise UsageError("web.address is empty. Set it to the address to listen on")
     try:
         import uvicorn
 

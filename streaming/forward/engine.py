@@ -104,7 +104,7 @@ class LaneForwarder(PartThread):
             self._forward()
         except (KafkaException, BrokerUnreachable) as problem:
             if isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE:
-                raise LaneTaken(f"Kafka has ended a transaction of it: {problem}") from problem
+                raise LaneTaken(f"Kafka aborted a transaction of this lane: {problem}") from problem
             if not self._stopping.is_set():
                 self._retry.wait(problem)
 
@@ -220,7 +220,7 @@ class LaneForwarder(PartThread):
             lane.ends_at(place, end)
         if not (backlog := lane.behind(time.monotonic())):
             return False
-        log.info("lane %d: leaving a backlog to the batches, up to %s", self.lane, backlog)
+        log.info("lane %d: leaving a backlog up to %s to the batches", self.lane, backlog)
         lane.skip(backlog, time.monotonic())
         _assign(consumer, lane)
         return True
@@ -265,9 +265,9 @@ class LaneForwarder(PartThread):
         limit_ms = self._settings.clock.skew_limit
         if clock_ms - stamp_ms > limit_ms:
             raise ClockAhead(
-                f"this host's clock shows {instant(clock_ms)}, and the broker's clock {instant(stamp_ms)}; "
-                f"clock.skew_limit is {timedelta(milliseconds=limit_ms)}. Set right which of them is wrong. Forwarders "
-                "take nothing by that clock"
+                f"this host's clock shows {instant(clock_ms)}, but the broker's clock shows "
+                f"{instant(stamp_ms)}. clock.skew_limit is {timedelta(milliseconds=limit_ms)}. Correct the "
+                "wrong clock. Forwarders claim no messages until then"
             )
 
     def _consumer(self) -> Consumer:

@@ -102,7 +102,7 @@ class InputWatch:
                     self.error = error
                     return
                 # The lanes log it.
-                log.debug("the inputs cannot be looked up: %s", error)
+                log.debug("cannot look up the input topics: %s", error)
             self._stopping.wait(_LOOK_EVERY_S)
 
 

@@ -175,7 +175,7 @@ class BatchRunner:
             # No longer than an idle job waits: what is handed over lasts for that.
             waited_s = self._maintenance.catch_up(*committed, self._arrivals.idle_s)
             if waited_s:
-                log.info("batch %d: waited %.1f s for merges, which are behind", batch_id, waited_s)
+                log.info("batch %d: waited %.1f s for merges to catch up", batch_id, waited_s)
         # 4. Find out what forwarders have taken. Decide what is refused, and how much the next batch hands over.
         with self._counts.timed("claims"):
             taken = self._claims.wait(span)
@@ -234,7 +234,7 @@ class BatchRunner:
         took_s, sealed_messages = time.monotonic() - started_s, sum(row["count"] for row in sealed)
         if hand_over is not None or sealed:
             log.info(
-                "batch %d: handed over below %s, sealed %d messages in %d segments, %.2f s",
+                "batch %d: staged messages due before %s, sealed %d messages in %d segments, took %.2f s",
                 batch_id, instant_and_ms(span.cutoff_ms), sealed_messages, len(sealed), took_s,
             )  # fmt: skip
         self._counts.took("whole", took_s)
@@ -337,7 +337,8 @@ class BatchRunner:
             before = self._checkpoint.planned(planned.batch_id - 1)
         if planned.cutoff_ms < before.cutoff_ms:
             raise CutoffMismatch(
-                f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, and the batch before {before.cutoff_ms}"
+                f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, but the batch before it has "
+                f"{before.cutoff_ms}"
             )
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         offsets = (before.offsets, planned.offsets)
@@ -392,7 +393,7 @@ class BatchRunner:
         with self._counts.timed("hand-over"):
             writers = {report["shard"]: report["writer"] for report in tasks.collect()}
         if opened := sorted(shard for shard, writer in writers.items() if self._last_writers.get(shard) != writer):
-            log.info("writers were opened for shards %s of %d that handed over", opened, len(writers))
+            log.info("opened writers for shards %s of the %d that staged messages", opened, len(writers))
         self._last_writers.update(writers)
         failpoint("handed-over")
 
@@ -439,9 +440,11 @@ def _check_cutoffs(rows: Iterable[Row], cutoff_ms: int) -> None:
     """Raise CutoffMismatch if the rows of the state stage violate invariant 2 or 3."""
     for row in rows:
         if row["cutoff_ms"] != cutoff_ms:
-            raise CutoffMismatch(f"shard {row['shard']} ran at {row['cutoff_ms']}, its batch at {cutoff_ms}")
+            raise CutoffMismatch(
+                f"shard {row['shard']} ran with cutoff {row['cutoff_ms']}, but its batch has {cutoff_ms}"
+            )
         if row["kind"] in (SEALED, KEPT) and row["count"] and row["min_deliver_at_ms"] < cutoff_ms:
-            raise CutoffMismatch(f"shard {row['shard']} holds back a message due at {row['min_deliver_at_ms']}")
+            raise CutoffMismatch(f"shard {row['shard']} kept a message that was due at {row['min_deliver_at_ms']}")
 
 
 def _segments(sealed: Iterable[Row]) -> list[Segment]:

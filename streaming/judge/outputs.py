@@ -146,7 +146,7 @@ class Outputs:
             # The broker is down.
             return
         if left:
-            log.warning("a reader heard nothing for %.0f s, and begins again: (read, end) is %s", _SILENT_S, left)
+            log.warning("a reader received nothing for %.0f s, and starts again: (read, end) is %s", _SILENT_S, left)
             self._consumer.close()
             self._consumer = self._opened()
             self._assign()

@@ -100,7 +100,7 @@ class EmbeddedBroker:
         Raises BrokerFailed, with the end of the log if there is one; JarsMissing, JavaMissing.
         """
         if self.pid is not None:
-            raise BrokerFailed(f"the broker in {self.directory} runs already (process {self.pid})")
+            raise BrokerFailed(f"the broker in {self.directory} is already running (process {self.pid})")
         jars, java = broker_jars(), java_command()
         classpath = f"{jars[0].parent}/*"
         try:
@@ -160,7 +160,9 @@ class EmbeddedBroker:
 
     def _write_config(self) -> Path:
         if "," in str(self.directory):
-            raise BrokerFailed(f"{self.directory}: must not contain a comma, which separates the paths in log.dirs")
+            raise BrokerFailed(
+                f"{self.directory}: the path must not contain a comma, because log.dirs is a comma-separated list"
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = self.port or free_port(self.host)
         self._secured = {protocol: port or free_port(self.host) for protocol, port in self._secured.items()}
@@ -184,7 +186,7 @@ class EmbeddedBroker:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise BrokerFailed(f"formatting {self.directory} took over {_FORMAT_TIMEOUT_S:.0f} s") from error
+            raise BrokerFailed(f"formatting {self.directory} took longer than {_FORMAT_TIMEOUT_S:.0f} s") from error
         if done.returncode != 0:
             raise BrokerFailed(f"could not format {self.directory}:\n{done.stdout}{done.stderr}")
 

@@ -21,9 +21,7 @@ def free_port(host: str = "127.0.0.1") -> int:
             probe.bind((host, 0))
     # UnicodeError: Python cannot encode the name for the resolver, for example with two dots in a row.
     except (OSError, UnicodeError) as problem:
-        raise BrokerFailed(
-            f"cannot listen on {host!r}, which must be an address of this machine: {problem}"
-        ) from problem
+        raise BrokerFailed(f"cannot listen on {host!r}: {problem}. It must be an address of this machine") from problem
     for port in random.SystemRandom().sample(_PORTS, _TRIES):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             try:

@@ -59,7 +59,7 @@ class Failures:
         self._counts[step] += 1
         log.debug("%s failed: %s", what, text_of(problem))
         log.warning(
-            "%s failed, and is tried again in %s; the job goes on: %s",
+            "%s failed; trying again in %s. The job continues: %s",
             what, format_duration(int(pause_s * 1000)), self._sentence(problem),
         )  # fmt: skip
 

@@ -99,8 +99,8 @@ class Merge:
         merged = sum(segment.count for segment in self.merged)
         if not least - self.cancelled <= merged <= most:
             raise BucketUnreadable(
-                f"buckets {sorted(self.buckets)} hold {merged} waiting messages, and their metadata says {least} to "
-                f"{most}: they are left unchanged"
+                f"buckets {sorted(self.buckets)} hold {merged} waiting messages, but their metadata says "
+                f"{least} to {most}. The buckets are left unchanged"
             )
 
 

@@ -55,7 +55,7 @@ def ask(address: str, path: str) -> Answer:
         body = answer.read(_MOST_BYTES + 1)
         # `length` is what is left to read; None where the server does not say how much comes.
         if answer.length or len(body) > _MOST_BYTES:
-            raise NoAnswer(f"no answer from {address}: it ends early, or has more than {_MOST_BYTES:,} bytes")
+            raise NoAnswer(f"no answer from {address}: it is cut off, or has more than {_MOST_BYTES:,} bytes")
         return Answer(answer.status, body, answer.headers.get(APPLICATION_HEADER))
     except (OSError, http.client.HTTPException) as problem:
         raise NoAnswer(f"no answer from {address}: {problem or type(problem).__name__}") from problem

@@ -28,16 +28,16 @@ class ForwardMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of now."""
         forwarded = CounterMetricFamily(
-            "delayline_forwarded_messages", "Messages handed over past the batches.", labels=["lane"]
+            "delayline_forwarded_messages", "Messages staged by this forwarder.", labels=["lane"]
         )
         forwarding = GaugeMetricFamily(
             "delayline_lane_forwarding",
-            "1 while a lane of this forwarder is read, or has no input partitions; 0 while the job has it, or it waits "
-            "for brokers or for the job to open it.",
+            "1 while the forwarder reads the lane, or if the lane has no input partitions; 0 while the job "
+            "has it, or while it waits for brokers or for the job.",
             labels=["lane"],
         )
         behind = GaugeMetricFamily(
-            "delayline_lane_behind_records", "Input records of a lane that are not read, about.", labels=["lane"]
+            "delayline_lane_behind_records", "Unread input records of a lane, approximately.", labels=["lane"]
         )
         claimed = GaugeMetricFamily(
             "delayline_lane_last_claim_timestamp_seconds", "When the last claim was committed.", labels=["lane"]
@@ -66,10 +66,10 @@ def forward_health(process: ForwardProcess) -> Health:
     reasons = []
     silent_s = now_s - process.group.polled_s
     if stuck := silent_s > _STUCK_S:
-        reasons.append(f"the process has not asked its group for {silent_s:.0f} s")
+        reasons.append(f"the process has not polled its consumer group for {silent_s:.0f} s")
     if hanging := sorted(number for number, lane in lanes.items() if now_s - lane.stepped_s > _STILL_S):
         stuck = True
-        reasons.append(f"lanes {hanging} hang: they have not gone on for {_STILL_S:.0f} s")
+        reasons.append(f"lanes {hanging} hang: no progress for {_STILL_S:.0f} s")
     if waiting := sorted(assigned - {number for number, lane in lanes.items() if lane.is_reading or lane.is_idle}):
         reasons.append(f"lanes {waiting} are not read: the job has them, or they wait for brokers or for the job")
     if not assigned:
@@ -77,5 +77,5 @@ def forward_health(process: ForwardProcess) -> Health:
     if refused := process.group.refusals.sentence:
         reasons.append(refused)
     for name, theirs in process.group.strangers.items():
-        reasons.append(f"consumer {name} is no forwarder, and keeps lanes {theirs} from being read")
+        reasons.append(f"consumer {name} is not a forwarder, and blocks lanes {theirs}")
     return Health(live=not stuck, ready=not stuck and not reasons, reasons=reasons)

@@ -119,12 +119,12 @@ class HeldInput(Collector):
             held_s = {partition: now_s - since_s for partition, since_s in self._since_s.items()}
         records = GaugeMetricFamily(
             "delayline_input_held_records",
-            "Offsets of an input topic that lie behind an open transaction: no reader of committed records gets them.",
+            "Offsets of an input topic behind an open transaction, which readers of committed records do not get.",
             labels=["topic"],
         )
         seconds = GaugeMetricFamily(
             "delayline_input_held_seconds",
-            "For how long one transaction is known to hold a partition of an input topic.",
+            "How long one transaction has been holding a partition of an input topic, as far as known.",
             labels=["topic"],
         )
         for topic in sorted({topic for topic, _ in ends}):
@@ -138,7 +138,7 @@ class HeldInput(Collector):
         try:
             ends = self._ask(partitions)
         except KafkaException as problem:
-            log.debug("the ends of the input are not known: %s", problem)
+            log.debug("the end offsets of the input are unknown: %s", problem)
         finally:
             with self._lock:
                 self._asking = False

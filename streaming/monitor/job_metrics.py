@@ -272,9 +272,9 @@ class JobCounts(Collector):
             accepted.add_metric([topic], count)
         sealed = CounterMetricFamily("delayline_sealed_messages", "Messages written to sealed buckets.")
         sealed.add_metric([], self._sealed)
-        cancelled = CounterMetricFamily("delayline_cancelled_messages", "Messages that batches have cancelled.")
+        cancelled = CounterMetricFamily("delayline_cancelled_messages", "Messages cancelled by batches.")
         cancelled.add_metric([], self._cancelled)
-        seconds = SummaryMetricFamily("delayline_batch_seconds", "Time that batches took, by step.", labels=["step"])
+        seconds = SummaryMetricFamily("delayline_batch_seconds", "Duration of batches, by step.", labels=["step"])
         for step, count in sorted(self._step_counts.items()):
             seconds.add_metric([step], count, self._step_seconds[step])
         lag = GaugeMetricFamily(
@@ -284,7 +284,7 @@ class JobCounts(Collector):
             lag.add_metric([topic], offsets)
         taken_over = GaugeMetricFamily(
             "delayline_lane_taken_over",
-            "1 from when the job takes a lane over until a forwarder claims records of it again.",
+            "1 from the time when the job takes a lane over until a forwarder claims records of it again.",
             labels=["lane"],
         )
         for lane, is_taken in sorted(self._taken_over.items()):
@@ -297,10 +297,10 @@ class JobCounts(Collector):
                 self._lease_s,
             )
         if self.batch_done_s is not None and self._done is not None:
-            yield _gauge("delayline_batch_done_timestamp_seconds", "When the last batch was done.", self.batch_done_s)
+            yield _gauge("delayline_batch_done_timestamp_seconds", "When the last batch ended.", self.batch_done_s)
             yield _gauge(
                 "delayline_handed_over_until_timestamp_seconds",
-                "Up to when messages are handed over to the release processes: clock.horizon ahead, if all is well.",
+                "Messages due before this instant are staged. Normally clock.horizon ahead of now.",
                 self._done.cutoff_ms / 1000,
             )
 
@@ -309,23 +309,23 @@ class JobCounts(Collector):
             return
         table, all_waiting = self._table, self._waiting(self._done, self._table)
         yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table.buckets)
-        yield _gauge("delayline_sealed_segments", "Segments, whose metadata the driver holds.", len(table.segments))
-        yield _gauge("delayline_metadata_bytes", "Memory of that metadata.", metadata_bytes(table.segments))
+        yield _gauge("delayline_sealed_segments", "Segments whose metadata the driver holds.", len(table.segments))
+        yield _gauge("delayline_metadata_bytes", "Memory of segment metadata.", metadata_bytes(table.segments))
         yield _gauge(
-            "delayline_sealed_bytes", "Bytes of the sealed messages, uncompressed, about.", all_waiting.sealed_bytes
+            "delayline_sealed_bytes",
+            "Bytes of the sealed messages, uncompressed, approximately.",
+            all_waiting.sealed_bytes,
         )
         if table.size is not None:
             size, files = table.size
             yield _gauge("delayline_table_bytes", "Bytes of the files of the table of sealed buckets.", size)
             yield _gauge("delayline_table_files", "Files of the table of sealed buckets.", files)
-        yield _gauge("delayline_merges_running", "Merges of sealed buckets under way.", table.merges.running)
-        yield CounterMetricFamily(
-            "delayline_merges", "Merges of sealed buckets that were finished.", table.merges.finished
-        )
-        yield CounterMetricFamily("delayline_merging_seconds", "Time that these merges took.", table.merges.seconds)
+        yield _gauge("delayline_merges_running", "Running merges of sealed buckets.", table.merges.running)
+        yield CounterMetricFamily("delayline_merges", "Finished merges of sealed buckets.", table.merges.finished)
+        yield CounterMetricFamily("delayline_merging_seconds", "Duration of finished merges.", table.merges.seconds)
         yield from _failures(table.failures)
         waiting = GaugeMetricFamily(
-            "delayline_waiting_messages", "Messages that wait and are not handed over, about.", labels=["place"]
+            "delayline_waiting_messages", "Waiting messages that are not staged, approximately.", labels=["place"]
         )
         waiting.add_metric(["sealed"], all_waiting.sealed)
         if self._knows_mutable:
@@ -350,7 +350,7 @@ class JobMetrics(Collector):
 def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
     due = GaugeMetricFamily(
         "delayline_due_messages",
-        "Messages that wait, are not handed over, and are due within a span from now, about.",
+        "Waiting messages that are not staged and are due within a span from now, approximately.",
         labels=["within"],
     )
     for name, span_s in WITHIN_S.items():
@@ -358,17 +358,17 @@ def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
     yield due
     for name, due_ms in (("next", waiting.next_due_ms), ("last", waiting.last_due_ms)):
         if due_ms is not None:
-            text = f"When the {'first' if name == 'next' else 'last'} message is due that waits and is not handed over."
+            text = f"Due time of the {'first' if name == 'next' else 'last'} waiting message that is not staged."
             yield _gauge(f"delayline_{name}_due_timestamp_seconds", text, due_ms / 1000)
 
 
 def _failures(by_step: Mapping[str, StepFailures]) -> Iterable[Metric]:
     failed = CounterMetricFamily(
-        "delayline_maintenance_failures", "Steps of maintenance of the table that failed.", labels=["step"]
+        "delayline_maintenance_failures", "Failed steps of the maintenance of the table.", labels=["step"]
     )
     aside = GaugeMetricFamily(
         "delayline_maintenance_set_aside",
-        "How many buckets, partitions of ids or other parts of its work the last step failed on.",
+        "Parts of its work, such as buckets, that the step has set aside after a failure.",
         labels=["step"],
     )
     for step, failures in by_step.items():
@@ -406,12 +406,12 @@ def job_health(
     silent_s = at_s - (counts.started_s if done_s is None else done_s)
     still_s = 0.0 if silent_s <= _LONG_BATCH_S else min(silent_s, at_s - counts.look_for_progress())
     live = still_s <= (clock.trigger + outage_limit_ms) / 1000 + _TASK_S
-    reasons = [] if live else [f"no task is done for {still_s:.0f} s"]
+    reasons = [] if live else [f"no task finished for {still_s:.0f} s"]
     if done_s is None or cutoff_ms is None:
-        return Health(live, ready=False, reasons=[f"no batch is done since the start, {silent_s:.0f} s ago", *reasons])
+        return Health(live, ready=False, reasons=[f"no batch finished since the start, {silent_s:.0f} s ago", *reasons])
     spare_s = clock.trigger / 1000 + _BATCH_S
     if silent_s > clock.horizon / 1000 + spare_s:
-        reasons.append(f"no batch is done for {silent_s:.0f} s")
+        reasons.append(f"no batch finished for {silent_s:.0f} s")
     if at_s - cutoff_ms / 1000 > spare_s:
-        reasons.append(f"what is due from {instant(cutoff_ms)} on is not handed over")
+        reasons.append(f"messages due from {instant(cutoff_ms)} on are not staged")
     return Health(live, not reasons, reasons)

@@ -81,7 +81,7 @@ class MetricsExport:
         try:
             self._send()
         except Exception:
-            log.exception("the metrics were not sent")
+            log.exception("could not send metrics")
 
     def _send(self) -> None:
         families = self._collector.collect()
@@ -91,7 +91,7 @@ class MetricsExport:
         result = self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scope], "")]))
         fails = result is not MetricExportResult.SUCCESS
         if fails and not self._fails:
-            log.warning("%s takes no metrics", self._endpoint)
+            log.warning("%s refuses metrics", self._endpoint)
         self._fails = fails
 
 

@@ -42,14 +42,14 @@ class ReleaseMetrics(Collector):
         counts = self._process.counts
         lateness = HistogramMetricFamily(
             "delayline_delivery_lateness_seconds",
-            "From a message's due time to the acknowledged commit of its transaction, by the clock of this host.",
+            "Time from a message's due time to the acknowledged commit of its transaction, by the clock of this host.",
             labels=["topic"],
         )
         delivered = CounterMetricFamily(
             "delayline_delivered_messages", "Messages delivered to an output topic.", labels=["topic"]
         )
         early = CounterMetricFamily(
-            "delayline_early_messages", "Messages delivered before they were due: none, ever.", labels=["topic"]
+            "delayline_early_messages", "Messages delivered before they were due. Always 0.", labels=["topic"]
         )
         bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
         for topic, own in sorted(counts.topics().items()):
@@ -74,10 +74,12 @@ class ReleaseMetrics(Collector):
 
     def _shards(self) -> Iterator[Metric]:
         backlog = GaugeMetricFamily(
-            "delayline_ready_messages", "Messages handed over and not released, about.", labels=["shard"]
+            "delayline_ready_messages", "Staged messages that are not released, approximately.", labels=["shard"]
         )
         next_due = GaugeMetricFamily(
-            "delayline_ready_next_due_timestamp_seconds", "When the first of them is due.", labels=["shard"]
+            "delayline_ready_next_due_timestamp_seconds",
+            "Due time of the first staged message that is not released.",
+            labels=["shard"],
         )
         committed = GaugeMetricFamily(
             "delayline_release_last_commit_timestamp_seconds",
@@ -86,8 +88,8 @@ class ReleaseMetrics(Collector):
         )
         releasing = GaugeMetricFamily(
             "delayline_shard_releasing",
-            "1 while messages of a shard of this process go out; 0 while it reads its ready log first, waits for "
-            "brokers, or stands still.",
+            "1 while this process releases messages of the shard; 0 while it reads the ready log first, "
+            "waits for brokers, or makes no progress.",
             labels=["shard"],
         )
         # Copies, since another thread changes them.
@@ -117,17 +119,17 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
     releasing = {number for number, shard in shards.items() if shard.releasing}
     reasons = []
     if stuck := silent_s > transaction_timeout_ms / 1000 + _STUCK_S:
-        reasons.append(f"the process has not asked its group for {silent_s:.0f} s")
+        reasons.append(f"the process has not polled its consumer group for {silent_s:.0f} s")
     longest_s = _STEP_TIMEOUTS * max(transaction_timeout_ms / 1000, OPEN_TIMEOUT_S) + _STEP_S
     if hanging := sorted(number for number, shard in shards.items() if shard.still_s > longest_s):
         stuck = True
-        reasons.append(f"shards {hanging} hang: they have not gone on for {longest_s:.0f} s")
+        reasons.append(f"shards {hanging} hang: no progress for {longest_s:.0f} s")
     if waiting := sorted(assigned - releasing):
-        reasons.append(f"shards {waiting} release nothing: they read their ready log first, or wait for brokers")
+        reasons.append(f"shards {waiting} release no messages: they read their ready log first, or wait for brokers")
     if not assigned:
         reasons.append("the process has no shards")
     if refused := process.group.refusals.sentence:
         reasons.append(refused)
     for name, theirs in process.group.strangers.items():
-        reasons.append(f"consumer {name} is no release process, and keeps shards {theirs} from being released")
+        reasons.append(f"consumer {name} is not a release process, and blocks shards {theirs}")
     return Health(live=not stuck, ready=not stuck and not reasons, reasons=reasons)

@@ -77,14 +77,14 @@ class MonitorServer:
             self._server = _Server(host, int(port), _handler(registry, health, status, self._problems, application_id))
         except OSError as problem:
             raise SettingError(
-                f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" for none'
+                f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" to disable it'
             ) from problem
         bound = self._server.server_address[1]
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         logging.getLogger().addHandler(self._problems)
         self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
         self._thread.start()
-        log.info("metrics and health are at http://%s", self.address)
+        log.info("serving metrics and health at http://%s", self.address)
 
     def close(self) -> None:
         """Answer no more."""
@@ -119,7 +119,7 @@ class PatientServer:
         except SettingError as problem:
             if not isinstance(problem.__cause__, OSError) or problem.__cause__.errno != errno.EADDRINUSE:
                 raise
-            log.warning("no metrics and no health until that address is free: %s", problem)
+            log.warning("metrics and health are unavailable until the address is free: %s", problem)
             self._thread = threading.Thread(target=self._wait, name="monitor-address", daemon=True)
             self._thread.start()
         return self

@@ -65,7 +65,7 @@ def repair_ready_log(settings: Settings) -> list[RepairedShard]:
         try:
             return list(_repaired(settings, options))
         except KafkaException as problem:
-            raise DeliveryFailed(f"the positions could not be set: {problem}. Run the command again") from problem
+            raise DeliveryFailed(f"could not set the positions: {problem}. Run the command again") from problem
 
 
 def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[RepairedShard]:

@@ -94,8 +94,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
         current = current_checkpoint(spark, settings)
         if current.exists() and not discard:
             raise UsageError(
-                f"there is a checkpoint at {current.path}: `delayline run` goes on from it. If it cannot be used, or "
-                "if a rebuild that was to replace it was cut off, --discard-checkpoint replaces it"
+                f"there is a checkpoint at {current.path}, from which `delayline run` continues. If it "
+                "cannot be used, or if a rebuild was interrupted, replace it with --discard-checkpoint"
             )
         store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
         with translate_storage_errors(settings):
@@ -121,16 +121,17 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     handed_over = newest_checkpoint(read_markers(settings))
     if handed_over is None:
         raise CheckpointMismatch(
-            f"the progress topic {settings.progress_topic} does not have a marker of every shard: nothing records what "
-            "is handed over. `delayline run --fresh` delivers again all that is still in the input topics"
+            f"the progress topic {settings.progress_topic} does not have a marker for every shard, so "
+            "nothing records which messages are staged. `delayline run --fresh` delivers all messages again "
+            "that are still in the input topics"
         )
     known, gone = handed_over.input_ids, recreated_inputs(settings, handed_over.input_ids)
     if shared := [topic for topic in shared_ids(known) if topic not in gone]:
         raise CheckpointMismatch(
-            f"{', '.join(shared)} was deleted and created again since the job read the first topic of that name. "
-            "Messages of both topics have the same ids: what is sealed does not show which new records are accepted. "
-            "Restore the checkpoint from a backup, or keep the folder, and run `delayline run --fresh` with another "
-            "storage.path: it delivers again all that is still in the input topics"
+            f"{', '.join(shared)} was deleted and created again since the job read the first topic of that "
+            "name. Messages of both topics have the same ids, so the table does not show which new records "
+            "are accepted. Run `delayline run --fresh` with another storage.path: it delivers all messages "
+            "again that are still in the input topics. Keep the old folder"
         )
     # 2. Read the table.
     guard = guarded_log(store.spark, settings)
@@ -246,8 +247,8 @@ def _range(
         end = accepted.get(topic, {}).get(number, 0)
         if end > last:
             raise CheckpointMismatch(
-                f"{topic}/{partition} ends at offset {last}, and records up to {end} were accepted: it is not "
-                "the topic that the lost checkpoint read"
+                f"{topic}/{partition} ends at offset {last}, but records up to {end} were accepted: it is "
+                "not the topic that the lost checkpoint read"
             )
         starts[topic, partition] = start
         ends[topic, partition] = max(start, end)

@@ -71,7 +71,7 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         guard = guarded_log(spark, settings)
         guard.restore(store)
         if not store.exists():
-            raise UsageError(f"there is no table of sealed buckets at {store.path}: nothing was sealed yet")
+            raise UsageError(f"no table of sealed buckets at {store.path}: nothing was sealed yet")
         if skip:
             fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
         if skip or lease.after_a_crash:
@@ -82,9 +82,9 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
 def _check_report(report: Path) -> None:
     # Not with pathlib: os.path returns False for a path in a folder that may not be read, where pathlib may raise.
     if not os.path.isdir(report.parent) or not os.access(report.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--report {str(report)!r}: {str(report.parent)!r} is not a folder that can be written to")
+        raise UsageError(f"--report {str(report)!r}: the folder {str(report.parent)!r} is missing or not writable")
     if os.path.lexists(report):
-        raise UsageError(f"--report {str(report)!r} exists already: name a new file")
+        raise UsageError(f"--report {str(report)!r}: the file already exists. Name a new file")
 
 
 def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: bool, report: Path) -> Repair:

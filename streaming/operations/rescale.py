@@ -77,10 +77,10 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     """
     current = current_checkpoint(spark, settings)
     if not current.exists():
-        raise UsageError(f"there is no checkpoint at {current.path}: set bucket.shards and start the job")
+        raise UsageError(f"no checkpoint at {current.path}. Set bucket.shards and start the job")
     before = current.origin
     if before.shards == shards and not current.is_retired():
-        raise UsageError(f"the checkpoint at {current.path} has {shards} shards already")
+        raise UsageError(f"the checkpoint at {current.path} already has {shards} shards")
     # 1. Refuse a replaced checkpoint, and guard the log.
     refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)

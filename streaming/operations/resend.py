@@ -75,7 +75,9 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
     counts = check_topics(settings)
     choice, count = request.choice, counts[settings.topics.dead_letter]
     if choice.partition is not None and choice.partition >= count:
-        raise UsageError(f"--partition {choice.partition}: {settings.topics.dead_letter} has 0 to {count - 1}")
+        raise UsageError(
+            f"--partition {choice.partition}: {settings.topics.dead_letter} has partitions 0 to {count - 1}"
+        )
     partitions = range(count) if choice.partition is None else range(choice.partition, choice.partition + 1)
     batch_settings = batch_settings_from(settings, partition_counts(settings), (0,), CheckpointOrigin("resend", 0, 1))
     limits = input_limits(settings)
@@ -99,8 +101,8 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
             yield outcome
     if missing_ids:
         raise UsageError(
-            f"--id {', '.join(sorted(missing_ids))}: no such dead letter is waiting in {settings.topics.dead_letter}; "
-            "for one that was resent before, add --again"
+            f"--id {', '.join(sorted(missing_ids))}: no such dead letter waits in "
+            f"{settings.topics.dead_letter}. If it was resent before, add --again"
         )
 
 
@@ -172,8 +174,8 @@ class _Run:
             self.resender.renew()
             if self.reader.positions() != self.positions:
                 raise PublishFailed(
-                    "another resend ran meanwhile, and is fenced now. Run the command again: without --again it does "
-                    "not send a second time what was resent"
+                    "another resend ran meanwhile, and has fenced this one. Run the command again. Without "
+                    "--again, it sends no message twice"
                 )
         stored = {number: (position.offset, position.to_text()) for number, position in advanced.items()}
         ids = self.resender.send(records, stored, self.reader.group())
@@ -218,9 +220,9 @@ class _Run:
         if kept_ms is None or age_ms <= kept_ms * _MOST_OF_RETENTION:
             return None
         return (
-            f"it is stamped {format_duration(age_ms)} ago, and {record.topic} keeps records for "
-            f"{format_duration(kept_ms)} (retention.ms): the broker could delete it before the job has read it. "
-            "With --stamp now its delay counts from now"
+            f"its timestamp is {format_duration(age_ms)} old, but {record.topic} keeps records for "
+            f"{format_duration(kept_ms)} (retention.ms): the broker could delete the record before the job "
+            "reads it. With --stamp now, the delay counts from now"
         )
 
 
@@ -255,9 +257,9 @@ def _stub_refusal(letter: DeadLetter) -> str | None:
     if letter.stub is None:
         return None
     return (
-        f"it is a stub, without the record's value ({letter.stub.value_bytes} bytes). The record is in partition "
-        f"{letter.input_partition} of {letter.topic} at offset {letter.input_offset}, as long as that topic keeps it: "
-        "publish it again from there, smaller, or after raising the limits"
+        f"it is a stub without the record's value ({letter.stub.value_bytes} bytes). The whole record is in "
+        f"partition {letter.input_partition} of {letter.topic} at offset {letter.input_offset}, until that "
+        "topic deletes it. Publish it again from there: smaller, or after raising the limits"
     )
 
 

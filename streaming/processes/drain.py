@@ -33,7 +33,7 @@ def unreleased_shards(settings: Settings) -> list[int]:
         return unreleased(settings, librdkafka_options(settings.kafka), range(shards))
     except KafkaException as problem:
         raise BrokerUnreachable(
-            f"the ends of {settings.ready_topic} and {settings.near_topic} cannot be read: {problem}"
+            f"cannot read the ends of {settings.ready_topic} and {settings.near_topic}: {problem}"
         ) from problem
 
 

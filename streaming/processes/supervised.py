@@ -91,7 +91,7 @@ class _Supervision:
             with suppress(BrokenPipeError):
                 self._supervisor.sendall(pickle.dumps((type(error).__name__, error.args)))
         else:
-            log.warning("ended as an orphan: %s", error)
+            log.warning("an orphaned process ended: %s", error)
 
     def _watch(self) -> None:
         """Wait for the end of each supervisor, and then for the next one."""
@@ -107,7 +107,7 @@ class _Supervision:
                 return
             self._orphan_s = time.monotonic()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            log.warning("the job has ended without a word; this %s goes on for a while", self._orders.kind)
+            log.warning("the job exited unexpectedly; this %s continues for a limited time", self._orders.kind)
             try:
                 found = self._next_supervisor()
             except OSError as problem:
@@ -117,7 +117,7 @@ class _Supervision:
                 return
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             (self._supervisor, self._sent), self._orphan_s = found, None
-            log.info("the job runs again, and this process is its own now")
+            log.info("the job is running again and has adopted this process")
 
     def _next_supervisor(self) -> tuple[socket.socket, BinaryIO] | None:
         """Wait until a supervisor comes whose orders are the same work. Raises OSError."""

@@ -173,7 +173,7 @@ class Processes:
             try:
                 popen.wait(max(0.1, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.warning("%s %d does not end, and is killed", process.kind, popen.pid)
+                log.warning("%s %d did not stop in time; killing it", process.kind, popen.pid)
                 popen.kill()
                 popen.wait()
 
@@ -216,7 +216,9 @@ class Processes:
                 if answer.endswith(b"\n"):
                     connection.settimeout(None)
                     process.popen, process.socket = _Orphan(int(answer), connection), connection
-                    log.info("%s %s is %d, which an earlier command started", process.kind, process.member, int(answer))
+                    log.info(
+                        "adopted %s %s, process %d, from an earlier command", process.kind, process.member, int(answer)
+                    )
                     return True
         except OSError as problem:
             log.warning("%s %s of an earlier command does not answer: %s", process.kind, process.member, problem)
@@ -269,7 +271,7 @@ class Processes:
             self._start(process)
         except Exception as problem:  # noqa: BLE001
             # This host may lack processes, memory or files for a moment. This thread must go on all the same.
-            error = ProcessFailed(f"it cannot be started: {type(problem).__name__}: {problem}")
+            error = ProcessFailed(f"cannot start the process: {type(problem).__name__}: {problem}")
             error.__cause__ = problem
             self._count(process, error, is_error=True)
 
@@ -310,7 +312,7 @@ class Processes:
                 # The batches do its work.
                 pause_s = _FORWARD_PAUSE_S
         process.next_start_s = now_s + pause_s
-        log.warning("%s %s ended: %s; started again in %.0f s", process.kind, process.member, error, pause_s)
+        log.warning("%s %s ended: %s. Restarting it in %.0f s", process.kind, process.member, error, pause_s)
 
 
 def _name(kind: Kind, command: str, number: int) -> str:
@@ -352,11 +354,11 @@ def _error_of(kind: Kind, supervised: socket.socket, code: int) -> DelaylineErro
             report += part
     if not report:
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ProcessFailed(f"a {kind} ended by {what}; its log lines say more")
+        return ProcessFailed(f"a {kind} ended with {what}. See its log lines")
     try:
         # From a process of ours, which is no stranger.
         name, arguments = pickle.loads(report)  # noqa: S301
     except (EOFError, pickle.UnpicklingError):
-        return ProcessFailed(f"a {kind} was killed while it said why it ends; its log lines say more")
+        return ProcessFailed(f"a {kind} was killed while it reported its error. See its log lines")
     error: type[DelaylineError] = getattr(errors, name)
     return error(*arguments)

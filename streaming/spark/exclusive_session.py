@@ -56,9 +56,10 @@ def _end_of_java_named() -> Iterator[None]:
         if code is None:
             raise
         raise QueryFailed(
-            f"Spark's Java process ended with {code}, and its own lines before this one say why. If it had no memory "
-            "left (OutOfMemoryError), give it more (spark.driver.memory) and start the job again; a single record can "
-            "take so much: see docs/operate/topics.md, Memory for large records. Nothing is lost"
+            f"Spark's Java process ended with {code}. The lines that it printed before this one show the "
+            "cause. If it ran out of memory (OutOfMemoryError), raise spark.driver.memory and start the job "
+            "again. A single record can cause this: see docs/operate/topics.md, Memory for large records. "
+            "Nothing is lost"
         ) from problem
 
 

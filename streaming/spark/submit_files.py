@@ -39,7 +39,7 @@ def write_submit_files(folder: Path) -> list[Path]:
         for name, text in texts.items():
             (folder / name).write_text(text)
     except OSError as problem:
-        raise UsageError(f"{folder}: {problem.strerror}: name a folder that can be written") from problem
+        raise UsageError(f"{folder}: {problem.strerror}. Name a writable folder") from problem
     return [folder / name for name in texts]
 
 

@@ -88,18 +88,18 @@ def _summary(status: Status) -> Iterator[str]:
     ready, mutable, sealed = _totals(status)
     committed, planned = status.committed, status.planned
     if committed is None:
-        yield f"nothing yet: no batch is committed in {status.checkpoint}"
+        yield f"no batch is committed yet in {status.checkpoint}"
     else:
         yield f"checkpoint   {status.checkpoint}{' (as the running job says)' if status.read_from == 'job' else ''}"
         yield f"committed    batch {committed.batch_id}, started {ago(status, committed.clock_ms)}"
-        yield f"cutoff       {due_text(status, committed.cutoff_ms or None)}: everything due before it is handed over"
+        yield f"cutoff       {due_text(status, committed.cutoff_ms or None)}: messages due before it are staged"
     if planned is not None:
         yield f"planned      batch {planned.batch_id}, started {ago(status, planned.clock_ms)}, not committed"
     if committed is not None:
         yield (
-            f"waiting      {ready + mutable + sealed:,} messages: {ready:,} ready (handed over, not released), "
-            f"{mutable:,} in mutable buckets, {sealed:,} in {status.buckets:,} sealed buckets ({status.segments:,} "
-            "segments)"
+            f"waiting      {ready + mutable + sealed:,} messages: {ready:,} ready (staged, not released), "
+            f"{mutable:,} in mutable buckets, {sealed:,} in {status.buckets:,} sealed buckets "
+            f"({status.segments:,} segments)"
         )
         if status.merges is not None:
             yield f"merges       {merge_text(status.merges, status.now_ms)}"

@@ -49,5 +49,5 @@ def input_lag(settings: Settings, read: Mapping[str, Mapping[str, int]]) -> list
         error = problem.args[0]
         if is_refusal(error):
             raise right_missing("Describe", "the input topics") from problem
-        raise BrokerUnreachable(f"the ends of the input topics cannot be read ({error.str()})") from problem
+        raise BrokerUnreachable(f"cannot read the end offsets of the input topics ({error.str()})") from problem
     return [PartitionLag(*each, read_to[each], end.committed, end.held) for each, end in ends.items()]

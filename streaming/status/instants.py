@@ -27,14 +27,14 @@ def named_instant_ms(text: str, now_ms: int, ago: bool = False) -> int:
     try:
         duration_ms = parse_duration_ms(text)
     except ValueError:
-        which = "that long ago" if ago else "so long from now"
+        which = "that long ago" if ago else "that long from now"
         raise ValueError(
             f"{quoted(text)}: write epoch ms, ISO-8601 with an offset (2026-12-24T18:00:00Z), or a duration with its "
             f"unit (2h) for {which}"
         ) from None
     # Spark and Kafka count instants in 64 bits.
     if duration_ms > LONGEST:
-        raise ValueError(f"{quoted(text)} is too long: a duration here is {LONGEST // DAY}d at the most")
+        raise ValueError(f"{quoted(text)} is too long: the longest duration here is {LONGEST // DAY}d")
     return now_ms + duration_ms * (-1 if ago else 1)
 
 
@@ -42,6 +42,6 @@ def _epoch_ms(text: str) -> int:
     """Read a number without a unit: never a duration, since an instant in seconds would be one of weeks, in ms."""
     if text.isascii() and len(text.lstrip("0")) < _LEAST_DIGITS:
         raise ValueError(
-            f"{quoted(text)} is before September 2001 as epoch ms; a duration has a unit, such as {text[:9]}ms"
+            f"{quoted(text)} is before September 2001 as epoch ms. For a duration, write a unit, such as {text[:9]}ms"
         )
     return parse_instant(text)

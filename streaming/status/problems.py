@@ -92,7 +92,7 @@ class _Asking(Generic[Known]):
         try:
             self.known = self._question()
         except _UNKNOWN as problem:
-            log.debug("no problems are known: %s", problem)
+            log.debug("cannot read problems: %s", problem)
             self.known = []
 
 

@@ -20,4 +20,4 @@ def running_members(settings: Settings, group: Group) -> list[Member]:
         with right_named("Describe", f"group {group.id}"):
             return members(options, group)
     except KafkaException as problem:
-        raise BrokerUnreachable(f"the group {group.id} cannot be described: {problem}") from problem
+        raise BrokerUnreachable(f"cannot describe group {group.id}: {problem}") from problem

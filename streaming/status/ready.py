@@ -53,9 +53,7 @@ def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
         with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
             return list(threads.map(lambda shard: _ready_shard(settings, options, shard, last_batch), range(count)))
     except KafkaException as problem:
-        raise BrokerUnreachable(
-            f"{settings.ready_topic} or {settings.near_topic} cannot be read: {problem}"
-        ) from problem
+        raise BrokerUnreachable(f"cannot read {settings.ready_topic} or {settings.near_topic}: {problem}") from problem
 
 
 def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, last_batch: int) -> ReadyShard:

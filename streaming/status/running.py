@@ -28,7 +28,7 @@ def status_of_job(settings: Settings) -> Status | None:
         answer = ask(settings.monitor.job, "/status")
         job = JobStatus.from_json(answer.body)
     except (NoAnswer, ValueError) as problem:
-        log.debug("the job did not say its status: %s", problem)
+        log.debug("the job did not return its status: %s", problem)
         return None
     if job.application_id != settings.application_id or not job.checkpoint.startswith(f"{storage_path(settings)}/"):
         log.debug("another job answers at %s: %s, %s", settings.monitor.job, job.application_id, job.checkpoint)

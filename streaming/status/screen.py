@@ -138,7 +138,7 @@ def _shards(status: Status, room: int | None) -> Iterator[str]:
     for shard in shown:
         yield _shard(status, shard, released.get(shard.shard))
     if len(shown) < len(shards):
-        yield f"   … and {len(shards) - len(shown):,} shards that were less late"
+        yield f"   … and {len(shards) - len(shown):,} shards with less lateness"
     if status.merged:
         yield f"{'merged':>6}{'':>19}{status.merged:>12,}"
 

@@ -57,7 +57,7 @@ def retry_while_files_vanish(read: Callable[[], T], path: str) -> T:
             if attempt == _TRIES:
                 why = problem.java_exception if isinstance(problem, Py4JJavaError) else problem
                 first_line = str(why).partition("\n")[0]
-                raise StorageFailed(f"{path} cannot be read after {_TRIES} tries: {first_line}") from problem
+                raise StorageFailed(f"could not read {path} in {_TRIES} tries: {first_line}") from problem
     raise AssertionError("the last try returns or raises")
 
 

@@ -55,8 +55,9 @@ def _check(folder: Path) -> None:
     except OSError as problem:
         above = "" if existing == folder else f" (only {existing} exists)"
         raise StorageFailed(
-            f"{folder}{above} cannot be written: {problem.strerror or problem}. Mount it, free some space, let the "
-            "job's user write there, or set storage.path to another place. Then start again. Nothing was started"
+            f"{folder}{above} is not writable: {problem.strerror or problem}. Mount it, free some space, "
+            "give the job's user write access, or change storage.path. Then start again. Nothing was "
+            "started"
         ) from problem
 
 

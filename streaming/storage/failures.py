@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 # What to do without a file of the checkpoint. Every error that names such a file ends with this.
 CHECKPOINT_REMEDY = (
-    "Put the newest checkpoint back whole, or let `delayline rebuild --discard-checkpoint` make a new one from the "
-    "table, the input and the progress topic"
+    "Put the newest checkpoint back completely. Or make a new one from the table, the input topics and the "
+    "progress topic with `delayline rebuild --discard-checkpoint`"
 )
 # What to do without a file of the table. Every error that names such a file ends with this.
 TABLE_REMEDY = (
-    "Put the file back from a backup. Without one, stop the job: `delayline repair` shows what is lost with the file, "
-    "and `delayline repair --skip` removes that from the table"
+    "Put the file back from a backup. Without a backup, stop the job: `delayline repair` shows which "
+    "messages are lost, and `delayline repair --skip` removes them from the table"
 )
 # The words of the operating system and of Java. To its user, an exceeded quota is a full disk.
 _REFUSED = (
@@ -101,9 +101,9 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
         return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
     if entry := _LOG_FILE.search(text) or _LOG.search(text):
         return BucketUnreadable(
-            f"the log of the table of sealed buckets cannot be read: {entry[1]} is missing or damaged "
-            f"({cause_of(text)}). Put {storage}/buckets/_delta_log back from a backup, whole and as new as the "
-            "checkpoint"
+            f"cannot read the log of the table of sealed buckets: {entry[1]} is missing or damaged "
+            f"({cause_of(text)}). Put {storage}/buckets/_delta_log back from a backup, completely and as new "
+            "as the checkpoint"
         )
     if file := unreadable_file(text):
         return BucketUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {TABLE_REMEDY}")
@@ -121,8 +121,8 @@ def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
     what, place = next(steps, ("a file", ""))
     folder = tempfile.gettempdir() if place is None else _place(storage, place)
     return StorageFailed(
-        f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Repair that, "
-        "and run the same command again: it goes on from what is committed, and nothing is lost"
+        f"{reason}: {what} could not be {done} in {folder}{free_space(folder)} ({cause_of(text)}). Fix the "
+        "storage, and run the same command again. It continues from the last commit, and nothing is lost"
     )
 
 

@@ -78,8 +78,8 @@ class GuardedLog:
                 is_fenced |= fences_merges(entry, merge_token)
         if not is_fenced:
             raise LogEntryReplaced(
-                f"the entry by which this process takes over in {self._log.path} was replaced by an earlier process. "
-                "Nothing was built on it. Run the same command again"
+                f"an earlier process replaced the entry of {self._log.path} with which this process takes "
+                "over. No later commit builds on it. Run the same command again"
             )
         # An entry before the fence may be replaced too. What is kept is what counts.
         store.forget_log()
@@ -100,10 +100,10 @@ class GuardedLog:
                 replaced.append(name)
         if replaced:
             raise LogEntryReplaced(
-                f"{', '.join(replaced)} in {self._log.path} was replaced by a process from which this one has taken "
-                "over. It was put back, and nothing was built on it. Run the same command again"
+                f"a process that had lost the lease replaced {', '.join(replaced)} in {self._log.path}. The "
+                "entry was restored, and no commit builds on the replacement. Run the same command again"
             )
 
     def _put_back(self, name: str, text: str) -> None:
-        log.warning("%s/%s was replaced by a process that had lost the lease: it is put back", self._log.path, name)
+        log.warning("restoring %s/%s, which a process without the lease replaced", self._log.path, name)
         self._log.write(name, text)

@@ -56,6 +56,7 @@ def _description(segments: list[Segment]) -> str:
     names = ", ".join(f"{segment.shard}/{segment.segment}" for segment in segments[:10])
     more = "" if len(segments) <= 10 else f" and {len(segments) - 10} more"
     return (
-        f"{sum(segment.count for segment in segments)} messages of bucket {', '.join(map(str, buckets))} lie in it, "
-        f"due from {instant(first)} to {instant(last)}: the segments (shard/segment) {names}{more}. "
+        f"It holds {sum(segment.count for segment in segments)} messages of bucket "
+        f"{', '.join(map(str, buckets))}, due from {instant(first)} to {instant(last)}, in the segments "
+        f"(shard/segment) {names}{more}. "
     )

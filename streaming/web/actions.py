@@ -71,15 +71,17 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
     for topic in sorted({topic for topic, _, _ in selection.places}):
         policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
         if policy.fixed_delay is not None:
-            raise UsageError(f"policies.fixed_delay gives each message of {topic} the same delay, whatever it asks for")
+            raise UsageError(f"policies.fixed_delay gives all messages of {topic} the same delay")
         if policy.names != "off" or name_messages(settings.presets.by_topic.get(topic, ())):
-            raise UsageError(f"messages of {topic} have names: publish them again under these, with another delay")
+            raise UsageError(
+                f"messages of {topic} have names. Publish them again under their names, with another delay"
+            )
         if policy.expire_after is not None or policy.expiry_header is not None:
-            raise UsageError(f"messages of {topic} expire, by its policies: they cannot be postponed here")
+            raise UsageError(f"messages of {topic} expire by its policies, so they cannot be postponed here")
         most_ms = min(settings.limits.max_delay, policy.max_delay or settings.limits.max_delay)
         if selection.last_due_ms + by_ms - time.time_ns() // 1_000_000 > most_ms - _MARGIN_MS:
             raise UsageError(
-                f"the last of these would wait for longer than {format_duration(most_ms)}, which is allowed"
+                f"the last of these messages would wait for longer than the allowed {format_duration(most_ms)}"
             )
     log.info("%r postpones by %d ms: %s", operator, by_ms, _described(ids))
     with Canceller(settings) as canceller:

@@ -61,7 +61,7 @@ class History:
                 self._take()
             except Exception:
                 # The page says that nothing is known, and the next sample may succeed.
-                log.exception("no sample was taken")
+                log.exception("could not take a sample")
                 self._keep(None, [])
             pause_s = max(_EVERY_S, (time.process_time() - begun_cpu_s) / _MOST_CPU)
             self._closed.wait(max(0.0, pause_s - (time.monotonic() - begun_s)))

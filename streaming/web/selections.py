@@ -69,7 +69,7 @@ class Messages:
                 with suppress(Py4JError, OSError):
                     self._stack.close()
                 raise StorageFailed(
-                    f"the page's Spark has failed ({type(problem).__name__}): choose fewer messages, or look again"
+                    f"the page's Spark has failed ({type(problem).__name__}). Select fewer messages, or try again"
                 ) from problem
 
     def select(self, wanted: Look) -> Selection:
@@ -79,7 +79,7 @@ class Messages:
         """
         rows = self.look(replace(wanted, limit=MOST_SELECTED + 1), _PLACE)
         if len(rows) > MOST_SELECTED:
-            raise UsageError(f"more than {MOST_SELECTED:,} messages are chosen: choose fewer")
+            raise UsageError(f"more than {MOST_SELECTED:,} messages are selected. Select fewer")
         places = [(row["topic"], row["partition"], row["offset"]) for row in rows]
         last_due_ms = max((row["deliver_at_ms"] for row in rows), default=0)
         selection = Selection(secrets.token_urlsafe(16), places, last_due_ms, time.monotonic())
@@ -94,7 +94,7 @@ class Messages:
         with self._kept_lock:
             selection = self._selections.pop(token, None)
         if selection is None or time.monotonic() - selection.taken_s > _KEPT_S:
-            raise UsageError("the selection is no longer there: count again")
+            raise UsageError("the selection no longer exists. Count again")
         return selection
 
     def place(self, text: str) -> tuple[str, int, int]:

@@ -121,7 +121,7 @@ class _Page:
     async def now(self, request: Request) -> Response:
         since = request.query_params.get("since", "0")
         if not since.isdecimal() or len(since) > _MOST_DIGITS:
-            raise UsageError(f"since {since!r}: epoch ms")
+            raise UsageError(f"since {since!r}: allowed is epoch ms")
         known = self._history.now(int(since))
         return JSONResponse(
             known
@@ -158,7 +158,7 @@ class _Page:
         fields = await _fields(request, {"operator", "by"})
         operator, by_ms = _operator(fields), _duration_ms("by", _text(fields, "by") or "")
         if by_ms <= 0:
-            raise UsageError("by: longer than 0")
+            raise UsageError("by: allowed is a duration longer than 0")
         selection = self._messages.take(request.path_params["token"])
         results = await run_in_threadpool(postpone, self._settings, self._messages, selection, by_ms, operator)
         return JSONResponse({"results": results})
@@ -169,31 +169,31 @@ class _Page:
             return
         # Whoever comes through a proxy may be anywhere.
         if any(name in request.headers for name in _OF_PROXIES):
-            raise HTTPException(403, "without web.token, no messages are shown through a proxy: set one")
+            raise HTTPException(403, "without web.token, messages are not shown through a proxy. Set web.token")
         # A page of another site can make its own name stand for this host, but the browser then sends that name.
         host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
         client = request.client.host if request.client else ""
         if host not in _THIS_HOST or client not in ("127.0.0.1", "::1"):
-            raise HTTPException(403, "without web.token, messages are shown on this host alone: set one")
+            raise HTTPException(403, "without web.token, messages are shown on this host only. Set web.token")
 
     def _may_act(self, request: Request) -> None:
         token = self._settings.web.token
         if not token:
-            raise HTTPException(403, "there are no actions without web.token: set one")
+            raise HTTPException(403, "actions are disabled without web.token. Set web.token")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            raise HTTPException(401, "this needs the token of web.token")
+            raise HTTPException(401, "enter the token of web.token")
 
     def _wanted(self, fields: dict[str, Any]) -> Look:
         now_ms = time.time_ns() // 1_000_000
         from_ms, until_ms = (_instant_ms(name, _text(fields, name), now_ms) for name in ("due_from", "due_until"))
         if from_ms is not None and until_ms is not None and until_ms <= from_ms:
-            raise UsageError("due_until: nothing is due before that and from due_from on")
+            raise UsageError("due_until: the range from due_from is empty")
         ids, limit, key = fields.get("ids") or [], fields.get("limit", 50), _text(fields, "key")
         if not isinstance(ids, list) or not all(isinstance(text, str) for text in ids):
-            raise UsageError("ids: a list of message ids")
+            raise UsageError("ids: allowed is a list of message ids")
         if type(limit) is not int or not 1 <= limit <= _MOST_SHOWN:
-            raise UsageError(f"limit: 1 to {_MOST_SHOWN}")
+            raise UsageError(f"limit: allowed is 1 to {_MOST_SHOWN}")
         places = tuple(self._messages.place(text) for text in ids) or None
         newest = fields.get("newest", False) is True
         return Look(
@@ -210,13 +210,13 @@ async def _fields(request: Request, allowed: set[str]) -> dict[str, Any]:
     async for part in request.stream():
         body += part
         if len(body) > _MOST_BODY_BYTES:
-            raise HTTPException(413, f"at most {_MOST_BODY_BYTES:,} bytes")
+            raise HTTPException(413, f"the body must have at most {_MOST_BODY_BYTES:,} bytes")
     try:
         fields = json.loads(body or b"{}")
     except ValueError as problem:
-        raise UsageError(f"the body is no JSON: {problem}") from problem
+        raise UsageError(f"the body is not JSON: {problem}") from problem
     if not isinstance(fields, dict) or fields.keys() - allowed:
-        raise UsageError(f"the body: an object with {', '.join(sorted(allowed))}, or some of them")
+        raise UsageError(f"the body must be an object with some of {', '.join(sorted(allowed))}")
     return fields
 
 
@@ -226,16 +226,16 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
         return None
     try:
         if not isinstance(value, str) or not value.encode():
-            raise UsageError(f"{name}: a text")
+            raise UsageError(f"{name}: allowed is text")
     except UnicodeEncodeError as problem:
-        raise UsageError(f"{name}: a text in Unicode") from problem
+        raise UsageError(f"{name}: allowed is Unicode text") from problem
     return value
 
 
 def _operator(fields: dict[str, Any]) -> str:
     name = _text(fields, "operator")
     if name is None or len(name) > 200 or not name.isprintable():
-        raise UsageError("operator: who does this, in up to 200 characters")
+        raise UsageError("operator: give your name, in up to 200 characters")
     return name
 
 
@@ -264,7 +264,7 @@ async def _refused(_: Request, problem: Exception) -> Response:
 
 async def _unknown(_: Request, problem: Exception) -> Response:
     # Starlette raises it again, and uvicorn logs it.
-    return JSONResponse({"error": f"a defect: {type(problem).__name__}. The log says more"}, 500, _HEADERS)
+    return JSONResponse({"error": f"internal error: {type(problem).__name__}. See the log"}, 500, _HEADERS)
 
 
 async def _http_error(_: Request, problem: Exception) -> Response:

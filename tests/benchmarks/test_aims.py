@@ -442,12 +442,12 @@ def test_no_benchmark_is_left_out() -> None:
 
 def test_the_writers_that_hand_overs_opened_count_in_the_second_half_of_the_batches() -> None:
     log = """
-    writers were opened for shards [0, 1, 2, 3] of 4 that handed over
-    batch 1: handed over below 10, sealed 0 messages in 0 segments, 0.10 s
-    batch 2: handed over below 20, sealed 0 messages in 0 segments, 0.10 s
-    writers were opened for shards [2] of 4 that handed over
-    batch 3: handed over below 30, sealed 0 messages in 0 segments, 0.10 s
-    batch 4: handed over below 40, sealed 0 messages in 0 segments, 0.10 s
+    opened writers for shards [0, 1, 2, 3] of the 4 that staged messages
+    batch 1: staged messages due before 10, sealed 0 messages in 0 segments, took 0.10 s
+    batch 2: staged messages due before 20, sealed 0 messages in 0 segments, took 0.10 s
+    opened writers for shards [2] of the 4 that staged messages
+    batch 3: staged messages due before 30, sealed 0 messages in 0 segments, took 0.10 s
+    batch 4: staged messages due before 40, sealed 0 messages in 0 segments, took 0.10 s
     """
     assert shards.opened_share(log, 4) == 1 / 8
     assert shards.opened_share("", 4) is None

@@ -12,7 +12,7 @@ LOG = "running\n" + "".join(
     for at, line in (
         (
             "17.123",
-            "batch: batch 3: handed over below 1970…Z (1700), sealed 5 messages in 2 segments, 0.42 s",
+            "batch: batch 3: staged messages due before 1970…Z (1700), sealed 5 messages in 2 segments, took 0.42 s",
         ),
         (
             "18.000",
@@ -20,7 +20,7 @@ LOG = "running\n" + "".join(
         ),
         (
             "19.500",
-            "batch: batch 4: handed over below 1970…Z (1800), sealed 0 messages in 0 segments, 1.00 s",
+            "batch: batch 4: staged messages due before 1970…Z (1800), sealed 0 messages in 0 segments, took 1.00 s",
         ),
     )
 )

@@ -62,10 +62,10 @@ def test_release_processes_and_forwarders_survive_their_driver(driver: psutil.Pr
     ("lines", "shards"),
     [
         ([], set()),
-        (["shards [0, 1] are given to a"], {0, 1}),
-        (["shards [0, 1] are given to a", "shards [0] are taken from a"], {1}),
-        (["shards [0] are given to a", "shards [0, 1] are given to a"], {0, 1}),
-        (["shards [0] are given to a", "shards [0] are taken from a", "shards [] are given to a"], set()),
+        (["group assigned shards [0, 1] to a"], {0, 1}),
+        (["group assigned shards [0, 1] to a", "group revoked shards [0] from a"], {1}),
+        (["group assigned shards [0] to a", "group assigned shards [0, 1] to a"], {0, 1}),
+        (["group assigned shards [0] to a", "group revoked shards [0] from a", "group assigned shards [] to a"], set()),
     ],
 )
 def test_a_log_tells_the_shards_of_a_release_process(lines: list[str], shards: set[int]) -> None:

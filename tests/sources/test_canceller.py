@@ -220,14 +220,14 @@ NAMED = load_settings(
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"ids": ["in/0/1", "x"]}, "'x': a message id is"),
+        ({"ids": ["in/0/1", "x"]}, "'x': a message id has"),
         ({"ids": ["in/0/1", "other/0/1"]}, "other is not in topics.input"),
-        ({"ids": ["in/0/-1"]}, "a message id is"),
+        ({"ids": ["in/0/-1"]}, "a message id has"),
         ({"ids": ["in/0/" + "9" * 5_000]}, "in/0/9"),
         ({"ids": ["in/0/1"], "names": ["call"], "topic": "other"}, "other is not in topics.input"),
-        ({"ids": [], "names": ["call"]}, "messages of in have no names by these settings: policies.names is off"),
-        ({"ids": [], "names": ["call", ""], "topic": "named"}, "the name '': a name has 1 to 1024 bytes"),
-        ({"ids": [], "names": ["ö" * 513], "topic": "named"}, "a name has 1 to 1024 bytes"),
+        ({"ids": [], "names": ["call"]}, "messages of in have no names: policies.names is off"),
+        ({"ids": [], "names": ["call", ""], "topic": "named"}, "name '': a name must have 1 to 1024 bytes"),
+        ({"ids": [], "names": ["ö" * 513], "topic": "named"}, "a name must have 1 to 1024 bytes"),
     ],
 )
 def test_what_no_message_can_have_is_not_asked_for(wrong: dict[str, Any], why: str) -> None:
@@ -246,12 +246,12 @@ def test_a_name_is_asked_for_where_a_policy_or_a_preset_gives_messages_names(top
     ("arguments", "stdin", "why"),
     [
         (["--name", ""], b"", "messages of in have no names"),
-        (["--name", "", "--topic", "named"], b"", "a name has 1 to 1024 bytes"),
+        (["--name", "", "--topic", "named"], b"", "a name must have 1 to 1024 bytes"),
         (["--name", "call"], b"", "messages of in have no names"),
-        (["--topic", "in", "in/0/5"], b"", "an id has its topic"),
-        ([], b"\n", "name at least one message id"),
+        (["--topic", "in", "in/0/5"], b"", "contains its topic"),
+        ([], b"\n", "give at least one message id"),
         ([], b"in/0/1\n\nin/0/\xff2\n", r"line 3 of standard input, b'in/0/\xff2\n': write UTF-8"),
-        ([], b"in/0/1\nin/0\n", "'in/0': a message id is"),
+        ([], b"in/0/1\nin/0\n", "'in/0': a message id has"),
     ],
 )
 def test_a_wrong_call_ends_before_anything_is_asked(arguments: list[str], stdin: bytes, why: str) -> None:
@@ -348,7 +348,7 @@ def test_answers_to_what_was_published_are_read_before_the_failure_of_another_as
 
 def test_if_none_is_published_nobody_waits_for_answers(faulty: Callable[..., Faulty]) -> None:
     faulty(KafkaException(TIMED_OUT))
-    with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="to cancel all of them again does no harm"):
+    with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="It is safe to cancel all of them again"):
         canceller.ask(asks_for(NAMED, ["in/1/0"]))
 
 

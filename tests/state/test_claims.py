@@ -195,7 +195,7 @@ def test_a_lane_says_that_a_partition_is_cut_until_its_topic_is_created_again() 
     later = first_claims(terms(1), {}, {0: found.next(JOB, {("in", 0): 12}, {}, _IDS)}, _IDS)[0]
     cuts = Claim.from_bytes(later.to_bytes()).cuts(_IDS)
     assert cuts == [
-        f"in/{n} has lost records below offset {p}, up to which forwarders have read" for n, p in ((0, 10), (2, 4))
+        f"in/{n} has lost records below offset {p}, and forwarders have read up to there" for n, p in ((0, 10), (2, 4))
     ]
     with pytest.raises(
         CheckpointMismatch, match=r"in/0 has lost .*; in/2 has lost .* Delete the topic, create it again"

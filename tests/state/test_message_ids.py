@@ -133,5 +133,5 @@ def test_an_id_is_topic_partition_and_offset(text: str, parsed: tuple[str, int, 
     ],
 )
 def test_anything_else_is_no_id(text: str) -> None:
-    with pytest.raises(ValueError, match=r"id is topic|larger than Kafka|249 characters"):
+    with pytest.raises(ValueError, match=r"id has the form|larger than Kafka|249 characters"):
         parse_id(text)

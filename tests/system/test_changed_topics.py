@@ -69,8 +69,8 @@ def test_added_partitions_are_used_expired_records_are_named_and_a_deleted_topic
     publish_mixed(ledger, application, 100, seed=3, longest_ms=9_000)
     admin.delete_topics([side])[side].result()
     ledger.verify_after_outage(90)
-    assert service.log.count(f"messages to {side} become dead letters: topic-closed: output topic {side} was") == 1
-    assert "goes on without records" in service.log
+    assert service.log.count(f"messages for {side} become dead letters: topic-closed: output topic {side} was") == 1
+    assert "continues without records" in service.log
     # It is created again. When the next message is due, the last look was more than a few seconds ago.
     admin.create_topics([NewTopic(side, 2, 1)])[side].result()
     _send(application, side, delay=b"9s")
@@ -160,8 +160,8 @@ def test_a_replay_that_finds_a_compacted_input_topic_is_refused_before_it_hands_
     service.start(wait=False)
     assert service.wait(120) == 1
     assert f"input topic {application.input} has cleanup.policy=compact" in service.log
-    assert re.search(r"error: checkpoint-mismatch: batch 0 has sealed \d+ messages .* of shard", service.log)
-    assert "Nothing of the replay is handed over" in service.log
+    assert re.search(r"error: checkpoint-mismatch: batch 0 sealed \d+ messages .* of shard", service.log)
+    assert "The replay stages no messages" in service.log
     ledger.close()
 
 

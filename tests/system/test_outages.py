@@ -90,7 +90,7 @@ def test_a_start_that_loses_its_broker_waits_for_it_and_its_release_processes_go
     service.kill()
 
     service.start(wait=False)
-    assert_eventually(lambda: "are given to" in service.log, 60)
+    assert_eventually(lambda: "group assigned" in service.log, 60)
     broker.kill()
     assert_eventually(lambda: len(re.findall("the (start|lease): Kafka does not answer", service.log)) > 1, 120)
     broker.start()

@@ -135,7 +135,7 @@ def test_a_job_whose_processes_all_get_sigterm_finishes_its_batch_and_ends_witho
         line
         for line in service.log[at_start:].splitlines()
         # A busy machine takes longer for the offsets of the first batch.
-        if re.search("Traceback|WARN|ERROR|Exception|ended by", line) and "Kafka does not answer" not in line
+        if re.search("Traceback|WARN|ERROR|Exception|ended with", line) and "Kafka does not answer" not in line
     ]
     assert not said, service.log[-3000:]
     service.in_own_group = False

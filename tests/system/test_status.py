@@ -46,7 +46,7 @@ def _until_the_job_says(application: Application, *arguments: str) -> dict[str, 
         status = _json(application, *arguments)
         if status["read_from"] == "job":
             return status
-    raise AssertionError("the job does not say its status")
+    raise AssertionError("the job did not return its status")
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -76,7 +76,7 @@ def test_before_the_first_batch_status_counts_the_unread_input(
     _, ledger = make_service()
     _publish_far(ledger, application, 7)
     output = _status(application)
-    assert output.startswith("nothing yet: no batch is committed")
+    assert output.startswith("no batch is committed yet")
     assert "input lag    7 messages" in output
     assert "lease        not held" in output
     assert not (application.folder / "storage").exists()

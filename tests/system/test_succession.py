@@ -33,7 +33,7 @@ def test_a_rescale_loses_and_duplicates_nothing(application: Application, make_s
     # The last point was passed with the pointer written.
     assert application.checkpoint.name == "checkpoint-2"
     assert service.command("rescale", "--shards", "3") == 2
-    assert "has 3 shards already" in service.log
+    assert "already has 3 shards" in service.log
     service.overrides.append("bucket.shards=3")
     finish(service, ledger, application, seed=2)
 

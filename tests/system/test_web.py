@@ -88,11 +88,11 @@ def test_a_person_looks_cancels_and_postpones(
 
     # Messages do.
     page.click("#look button")
-    page.shows("#said", "this needs the token of web.token")
+    page.shows("#said", "enter the token of web.token")
     page.type("#token", "wrong-token-of-24-characters")
     page.click("#login button")
     page.click("#look button")
-    page.shows("#said", "this needs the token of web.token")
+    page.shows("#said", "enter the token of web.token")
     page.type("#token", _TOKEN)
     page.click("#login button")
     page.click("#look button")

@@ -78,5 +78,5 @@ def _copy(group: str, offline: Path, folder: Path) -> None:
         # Below it in any place: as `delayline jars` keeps them, or all in one.
         jar = next(offline.rglob(name), None)
         if jar is None:
-            raise JarsMissing(f"{offline} has no {name}; put all files of {lock_of(group).name} there")
+            raise JarsMissing(f"{name} is missing from {offline}. Put all files that {lock_of(group).name} lists there")
         shutil.copyfile(jar, folder / name)

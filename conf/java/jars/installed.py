@@ -63,7 +63,9 @@ def fingerprint(group: str) -> str:
 def _fetched(group: str) -> list[Path]:
     if not is_complete(group):
         how = "delayline jars --s3" if group == S3 else "delayline jars"
-        raise JarsMissing(f"the {group} jars are not in {jars_folder(group)}, or of another version; run `{how}`")
+        raise JarsMissing(
+            f"the {group} jars are missing from {jars_folder(group)}, or have another version. Run `{how}`"
+        )
     return jars_in(jars_folder(group))
 
 

@@ -43,16 +43,16 @@ def check_locked(group: str, folder: Path) -> None:
     wanted = locked(group)
     found = {jar.name: digest_of(jar) for jar in folder.glob("*.jar")}
     problems = [
-        *(f"{name} is not there" for name in sorted(wanted.keys() - found.keys())),
-        *(f"{name} is there, and is not one of them" for name in sorted(found.keys() - wanted.keys())),
+        *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys())),
+        *(f"{name} is unexpected" for name in sorted(found.keys() - wanted.keys())),
         *(
-            f"{name} has the SHA-256 {found[name]}, and should have {wanted[name]}"
+            f"{name} has the SHA-256 {found[name]} instead of {wanted[name]}"
             for name in sorted(wanted.keys() & found.keys())
             if found[name] != wanted[name]
         ),
     ]
     if problems:
-        raise JarsMissing(f"the {group} jars are not those of {lock_of(group).name}: {'; '.join(problems)}")
+        raise JarsMissing(f"the {group} jars differ from {lock_of(group).name}: {'; '.join(problems)}")
 
 
 def _file_of(group: str, ending: str) -> Path:

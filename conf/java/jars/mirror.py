@@ -59,7 +59,7 @@ def _realm(root: str, user: str, password: str, group: str) -> str:
         return ""
     basic = base64.b64encode(f"{user}:{password}".encode()).decode()
     if _refusal(file, {"Authorization": f"Basic {basic}"}) is not None:
-        what = "this login" if user else "those who do not log in: write https://user:password@host/"
+        what = "this login" if user else "requests without a login: write https://user:password@host/"
         raise JarsMissing(f"the mirror {root} refuses {what}")
     realm = re.search(r'realm="([^"]*)"', challenge)
     return realm[1] if realm else ""

@@ -135,7 +135,7 @@ class Admission:
         refusal = Refusal(from_offsets, due_from_ms)
         self._checkpoint.write_refused(span.batch_id, refusal)
         log.warning(
-            "batch %d: as many messages wait as max_waiting allows of %s",
+            "batch %d: max_waiting reached for %s; new messages become dead letters",
             span.batch_id,
             ", ".join(sorted(from_offsets)),
         )

@@ -63,9 +63,9 @@ def truncated(bounds: Bounds, read: Offsets) -> list[str]:
             if not offset:
                 continue
             if last is None:
-                sentences.append(f"{topic}/{number} is gone, and records up to offset {offset} were read")
+                sentences.append(f"{topic}/{number} is gone, but records up to offset {offset} were read")
             elif offset > last:
-                sentences.append(f"{topic}/{number} ends at offset {last}, and records up to offset {offset} were read")
+                sentences.append(f"{topic}/{number} ends at offset {last}, but records up to offset {offset} were read")
     return sentences
 
 
@@ -83,9 +83,10 @@ def check_input_loss(
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
     if (sentences := truncated(bounds, read)) and not settings.topics.skip_expired:
         raise CheckpointMismatch(
-            f"{'; '.join(sentences)}: it was deleted, or it has lost its newest records. Messages that were accepted "
-            "from it wait as before. To go on with the records behind its present end, start with "
-            "topics.skip_expired=true. If forwarders have read it, delete it and create it again before that"
+            f"{'; '.join(sentences)}. The topic was deleted, or it lost its newest records. Messages that "
+            "were accepted from it still wait. To continue at the topic's present end, start with "
+            "topics.skip_expired=true. If forwarders have read the topic, first delete it and create it "
+            "again"
         )
     ranges = deleted_ranges(bounds, read)
     if ranges and not settings.topics.skip_expired:
@@ -108,17 +109,18 @@ def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int | No
     """
     if ranges and sealed is not None and sealed >= batch_id:
         raise RecordsExpired(
-            f"{_listed(ranges)} were deleted, and batch {batch_id}, which was cut off, has already sealed messages: it "
-            "cannot be replayed without these records. `delayline rebuild --discard-checkpoint` makes a checkpoint "
-            "without that batch"
+            f"{_listed(ranges)} were deleted, but the interrupted batch {batch_id} has already sealed "
+            "messages and cannot be replayed without these records. `delayline rebuild "
+            "--discard-checkpoint` makes a checkpoint without this batch"
         )
 
 
 def input_loss_error(ranges: Iterable[DeletedRange]) -> RecordsExpired:
     """Return the error for records that were deleted unread."""
     return RecordsExpired(
-        f"{_listed(ranges)} were deleted, by retention or by hand, before they were read. They are lost, and nothing "
-        "else is. To go on without them, start with topics.skip_expired=true. Let the topic keep its records for longer"
+        f"{_listed(ranges)} were deleted before they were read, by retention or by hand. These records are "
+        "lost, and nothing else. To continue without them, start with topics.skip_expired=true. Then raise "
+        "the retention of the topic"
     )
 
 
@@ -131,13 +133,13 @@ def warn_of_input_loss(bounds: Bounds, batch: BatchSpan) -> None:
         for number, end in offsets.items():
             if end < (start := batch.starts.get(topic, {}).get(number, 0)):
                 log.warning(
-                    "batch %d: %s/%s ends at offset %d, and records up to %d were read: it has lost its newest "
-                    "records. The job goes on at that end. New records have the ids of lost ones",
+                    "batch %d: %s/%s ends at offset %d, but records up to %d were read: the topic has lost "
+                    "its newest records. The job continues at its end. New records get the ids of lost ones",
                     batch.batch_id, topic, number, end, start,
                 )  # fmt: skip
     if ranges := deleted_ranges(bounds, batch.starts, batch.ends):
         log.warning(
-            "batch %d goes on without records: %s were deleted before they were read", batch.batch_id, _listed(ranges)
+            "batch %d continues without records: %s were deleted before they were read", batch.batch_id, _listed(ranges)
         )
 
 

@@ -27,14 +27,15 @@ def check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
     try:
         records = unreadable_records(settings, checkpoint.read_offsets(), checkpoint.planned(planned).offsets)
     except KafkaError as problem:
-        log.warning("the input could not be searched for timestamps that Spark cannot read: %s", problem)
+        log.warning("cannot search the input for timestamps that Spark cannot read: %s", problem)
         return
     if records:
         named = "; ".join(map(str, records[:_MOST_NAMED]))
         count = f" (the first {_MOST_NAMED} of {len(records)} found)" if len(records) > _MOST_NAMED else ""
         raise RecordUnreadable(
-            f"{named}{count}: Spark reads none later than {LAST_MS}, or as far before 1970 (was it "
-            "stamped in nanoseconds?). Publish the unread records before it again, delete the partition's records up "
-            "to it (kafka-delete-records.sh), and start with topics.skip_expired=true. With "
-            "message.timestamp.after.max.ms and message.timestamp.before.max.ms the broker refuses such records"
+            f"{named}{count}: Spark cannot read timestamps after {LAST_MS}, or as far before 1970 (is it in "
+            "nanoseconds?). Publish the unread records before this one again, delete the partition's "
+            "records up to and including it (kafka-delete-records.sh), and start with "
+            "topics.skip_expired=true. To make the broker refuse such records, set "
+            "message.timestamp.after.max.ms and message.timestamp.before.max.ms"
         )

@@ -34,8 +34,9 @@ _POLL_S = 0.05
 _STILL_S = 2.0
 
 LOST_CLAIMS_REMEDY = (
-    "Restore the topic. Or start the job once with forwarders off (forward.processes=0, and forward.elsewhere=false): "
-    "what forwarders took behind the last batch then comes twice"
+    "Restore the topic. Or start the job once without forwarders (forward.processes=0, "
+    "forward.elsewhere=false): it then delivers the messages a second time that forwarders claimed since "
+    "the last batch"
 )
 
 # Topic and number of an input partition.
@@ -75,7 +76,7 @@ class ClaimWatch:
         except KafkaException as problem:
             if not is_outage(problem.args[0]):
                 raise
-            raise BrokerUnreachable(f"the claims of forwarders cannot be read: {problem}") from problem
+            raise BrokerUnreachable(f"cannot read the claims of forwarders: {problem}") from problem
         # The newest claim that was read of each lane.
         self._newest: dict[int, Claim] = {}
         # The writers of the lanes that the job has taken, and may have lost since.
@@ -151,7 +152,7 @@ class ClaimWatch:
             try:
                 self._read(timeout_s)
             except KafkaException as problem:
-                log.debug("no claims can be read: %s", problem)
+                log.debug("cannot read claims: %s", problem)
                 time.sleep(timeout_s)
         return self._is_urgent
 
@@ -169,8 +170,8 @@ class ClaimWatch:
         ]
         if lacking:
             raise CheckpointMismatch(
-                f"{self._settings.claims_topic} has lost claims about {', '.join(lacking)}: forwarders would deliver "
-                f"again what they have taken. {LOST_CLAIMS_REMEDY}"
+                f"{self._settings.claims_topic} has lost claims about {', '.join(lacking)}. Batches would "
+                f"deliver the claimed messages a second time. {LOST_CLAIMS_REMEDY}"
             )
 
     def check_ends(self, ends: Mapping[Source, int], ids: InputIds) -> None:
@@ -179,7 +180,7 @@ class ClaimWatch:
         Also if a forwarder has found that they are cut, after which new records may have filled the gap.
         """
         cuts = [
-            f"{topic}/{number} ends at offset {end}, and claims have decided records up to {position}"
+            f"{topic}/{number} ends at offset {end}, but claims have decided records up to {position}"
             for (topic, number), end in ends.items()
             if topic in ids and (position := self._claims.position(ids[topic][-1], number)) > end
         ]
@@ -199,13 +200,13 @@ class ClaimWatch:
             last = self._newest.get(lane)
             if last is not None and not claim.follows(last):
                 lost = (
-                    f"claims of lane {lane} are missing in {self._settings.claims_topic}: what forwarders took is not "
-                    f"known. {last} is followed by {claim}"
+                    f"claims of lane {lane} are missing in {self._settings.claims_topic}: {last} is followed "
+                    f"by {claim}. The messages that forwarders claimed are unknown"
                 )
                 if self._lanes:
                     raise CheckpointMismatch(f"{lost}. {LOST_CLAIMS_REMEDY}")
                 # The operator has chosen that it may come twice.
-                log.warning("%s. It may come twice", lost)
+                log.warning("%s. Messages may be delivered twice", lost)
             self._claims.add(claim)
             self._newest[lane] = claim
             self._is_urgent |= claim.is_urgent
@@ -246,7 +247,8 @@ class ClaimWatch:
                 writer.close()
             else:
                 log.warning(
-                    "batch %d: no forwarder decides lane %d, such as %s/%d; the job takes it over",
+                    "batch %d: no forwarder claims records of lane %d, such as %s/%d; the job takes the "
+                    "lane over",
                     span.batch_id, lane, *next(iter(ends)),
                 )  # fmt: skip
             writer = LaneWriter(self._settings, self._options, lane)

@@ -61,7 +61,7 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
     own = batch_settings_from(settings, offered, range(origin.shards), origin, most_bytes, ids)
     terms = Terms(origin.epoch, settings.forward.lanes(origin.shards), own)
     open_lanes(settings, close_lanes(settings, check_lease), terms, {}, present, check_lease)
-    log.info("open lanes: %d; this application has never run", terms.lanes)
+    log.info("opened %d lanes; this application has never run before", terms.lanes)
 
 
 def _is_unused_folder(settings: Settings) -> bool:
@@ -97,8 +97,8 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
     wanted = Terms(origin.epoch, settings.forward.lanes(origin.shards), newest)
     if wanted.lanes and terms is None and state.planned is not None and _had_forwarders(settings):
         raise CheckpointMismatch(
-            f"{settings.claims_topic} has no terms, although forwarders have taken messages: it was created again, and "
-            f"they would deliver again what they have taken. {LOST_CLAIMS_REMEDY}"
+            f"{settings.claims_topic} has no terms, although forwarders have claimed messages: the topic was "
+            f"created again. Batches would deliver the claimed messages a second time. {LOST_CLAIMS_REMEDY}"
         )
     # Claims of a topic that was created again are about the one before.
     again = recreated(newest.input_ids, input_ids(settings))
@@ -121,7 +121,9 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
     else:
         positions = _positions(settings, state, is_new=terms is not None and terms.epoch < wanted.epoch)
         open_lanes(settings, writers, wanted, positions, newest_ids(newest.input_ids), lease.check_now)
-    log.info("%s", f"open lanes: {wanted.lanes}" if wanted.lanes else "forwarders are off: batches do all of the work")
+    log.info(
+        "%s", f"opened {wanted.lanes} lanes" if wanted.lanes else "forwarders are off; batches process all messages"
+    )
     watch = watch_lanes()
     try:
         if stay_open:

@@ -63,4 +63,4 @@ class OldClaims:
             own = {topic: ids[topic] for topic in needed if topic in ids}
             delete_claims(self._settings, librdkafka_options(self._settings.kafka), needed, own, epoch)
         except (KafkaException, KafkaError) as problem:
-            log.warning("old claims could not be deleted from %s: %s", self._settings.claims_topic, problem)
+            log.warning("could not delete old claims from %s: %s", self._settings.claims_topic, problem)

@@ -364,8 +364,8 @@ class PrefetchWindow:
         count = sum(row["count"] for row in rows)
         if count < least - left_out.take():
             raise BucketUnreadable(
-                f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), and its metadata says "
-                f"{least} or more"
+                f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), but its metadata "
+                f"says at least {least}"
             )
         log.info("loaded %d sealed messages due from %s to %s", count, instant_and_ms(start_ms), instant_and_ms(end_ms))
         bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)

@@ -28,10 +28,11 @@ class SealedBatch(NamedTuple):
         for shard in sorted(before.keys() | now.keys()):
             if (first := before.get(shard)) != (second := now.get(shard)):
                 raise CheckpointMismatch(
-                    f"batch {batch_id} has sealed {_described(first)} of shard {shard}, and its replay seals "
-                    f"{_described(second)}: it reads other records, as from an input topic that is compacted or that "
-                    "has lost records, or runs with other libraries. Nothing of the replay is handed over. "
-                    "`delayline rebuild --discard-checkpoint` makes a checkpoint without that batch"
+                    f"batch {batch_id} sealed {_described(first)} of shard {shard}, but its replay seals "
+                    f"{_described(second)}. Either the replay reads other records, because an input topic is "
+                    "compacted or has lost records, or it runs with other libraries. The replay stages no "
+                    "messages. `delayline rebuild --discard-checkpoint` makes a checkpoint without this "
+                    "batch"
                 )
 
 

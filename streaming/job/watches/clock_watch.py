@@ -56,17 +56,17 @@ class ClockWatch:
             self._warned = False
             return
         sentence = (
-            f"this host's clock shows {instant(now_ms)}, {timedelta(milliseconds=behind_ms)} less than the "
-            f"{instant(shown_ms)} that it showed to batch {newest.batch_id} or to one before"
+            f"this host's clock shows {instant(now_ms)}, which is {timedelta(milliseconds=behind_ms)} before "
+            f"the {instant(shown_ms)} that batch {newest.batch_id} or an earlier one saw"
         )
         if behind_ms > TOLERANCE_MS:
             raise ClockBehind(
-                f"{sentence}. Set it right, or start the job again when the clock has caught up. "
-                "Nothing is lost, and nothing was delivered before the clock showed its time"
+                f"{sentence}. Correct the clock, or start the job again when the clock has caught up. "
+                "Nothing is lost, and no message was delivered early"
             )
         if not self._warned:
             self._warned = True
-            log.warning("%s: each message that falls due waits until it has caught up", sentence)
+            log.warning("%s. Messages that fall due wait until the clock has caught up", sentence)
 
 
 class BrokerClock(Protocol):
@@ -92,10 +92,10 @@ def check_not_ahead(shown_ms: int, whose: str, broker: BrokerClock, limit_ms: in
     if _is_ahead(shown_ms, broker, limit_ms):
         broker_ms = round(broker.broker_ms or 0)
         raise ClockAhead(
-            f"{whose} shows {instant(shown_ms)}, and the broker's clock {instant(broker_ms)}, "
-            f"{timedelta(milliseconds=shown_ms - broker_ms)} less; clock.skew_limit is "
-            f"{timedelta(milliseconds=limit_ms)}. Set right which of them is wrong, and start the job again. Nothing "
-            "was handed over by that clock"
+            f"{whose} shows {instant(shown_ms)}, which is {timedelta(milliseconds=shown_ms - broker_ms)} "
+            f"ahead of the broker's clock, {instant(broker_ms)}. clock.skew_limit is "
+            f"{timedelta(milliseconds=limit_ms)}. Correct the wrong clock, and start the job again. No "
+            "messages were staged by this clock"
         )
 
 

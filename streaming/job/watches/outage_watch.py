@@ -43,7 +43,7 @@ class OutageWatch:
         if now_s - self._warned_s >= _EVERY_S:
             self._warned_s = now_s
             log.warning(
-                "Kafka does not answer: the offsets of the input cannot be read for %.0f s, and no batch begins",
+                "Kafka does not answer: the input offsets cannot be read for %.0f s, and no batch begins",
                 now_s - self._asking_since_s,
             )
         return now_s - self._asking_since_s >= _EVERY_S

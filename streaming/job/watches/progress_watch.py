@@ -43,9 +43,10 @@ class ProgressWatch:
             if dropped := sum(operator["numRowsDroppedByWatermark"] for operator in operators):
                 self._query.stop()
                 raise LateRowsDropped(
-                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages behind the watermark. Before the "
-                    "job runs again, run `delayline rebuild --discard-checkpoint`: it accepts those messages again "
-                    "that are not due yet. Please report this, with the checkpoint"
+                    f"batch {batch_id}: Spark dropped {dropped} chunks of messages below the watermark. "
+                    "Before you start the job again, run `delayline rebuild --discard-checkpoint`, which "
+                    "accepts the messages again that are not due yet. Please report this with the "
+                    "checkpoint"
                 )
         self._checked = newest
 

@@ -32,5 +32,5 @@ class SlowBatchWatch:
             lasts_s = self._now_s() - begun_s
             if lasts_s >= _EVERY_S * (warned[step, begun_s] + 1):
                 warned[step, begun_s] = int(lasts_s // _EVERY_S)
-                log.warning("the running batch is in its step %r for %.0f s", step, lasts_s)
+                log.warning("the running batch has been in its step %r for %.0f s", step, lasts_s)
         self._warned = warned

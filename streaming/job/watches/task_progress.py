@@ -42,7 +42,7 @@ class TaskProgress:
             self._asking = asking
             return self._last
         except Py4JError as problem:
-            log.debug("Spark does not say how far its tasks are: %s", problem)
+            log.debug("Spark does not report the progress of its tasks: %s", problem)
         self._asking = None
         return self._last
 

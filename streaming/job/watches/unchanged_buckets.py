@@ -52,7 +52,7 @@ class UnchangedBuckets:
                 self._counts.state_read(reading.result())
             else:
                 # Spark may have removed the state of a batch meanwhile.
-                log.warning("what mutable buckets hold could not be read, and will be again: %s", problem)
+                log.warning("could not read the contents of mutable buckets; will try again: %s", problem)
                 self._next_s = self._now_s() + _AGAIN_S
         batch_id = self._counts.batch_of_unknown_state
         if self._reading is None and batch_id is not None and self._now_s() >= self._next_s:

@@ -53,5 +53,5 @@ def test_a_failed_training_run_is_reported_and_leaves_no_files(tmp_path: Path, m
     monkeypatch.setattr(subprocess, "run", fail)
     lines: list[str] = []
     make_cds_archive(lines.append)
-    assert lines[-1] == "classes: not archived (no Java); starts are slower"
+    assert lines[-1] == "classes: no archive was written (no Java). Starts take longer"
     assert list(folder.iterdir()) == []

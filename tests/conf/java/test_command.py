@@ -36,7 +36,7 @@ def test_java_of_java_home_must_be_new_enough(
 def test_java_is_found_on_the_path_and_its_absence_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(JavaMissing, match="no java in PATH"):
+    with pytest.raises(JavaMissing, match="no java found in PATH"):
         java_command()
     java = fake_java(tmp_path, "17")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")

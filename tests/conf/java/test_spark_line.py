@@ -52,7 +52,7 @@ def test_the_installed_version_decides_the_line(install: Install, line: str, ver
 @pytest.mark.parametrize("version", ["3.5.7", "4.0.0", "4.0.5", "4.1.3", "4.2.0", "4.1.1.dev3", "unknown"])
 def test_any_other_version_is_refused_with_those_that_were_run(install: Install, version: str) -> None:
     install(version)
-    with pytest.raises(SparkUnsupported, match=rf"pyspark {re.escape(version)} is installed; .* 4\.0\.4 or 4\.1\.1$"):
+    with pytest.raises(SparkUnsupported, match=rf"pyspark {re.escape(version)} is installed\. .* 4\.0\.4 or 4\.1\.1$"):
         spark_jars()
 
 

@@ -32,9 +32,9 @@ def settings(*overrides: str) -> Settings:
         ),
         (["kafka.retries=0"], r"`retries` must be set >= 1"),
         # Transactions of the lease last 10 s, those of deliveries a minute.
-        (["kafka.socket.timeout.ms=30000"], r"`socket\.timeout\.ms` must be .*=10000, by lease\.period"),
-        (["kafka.message.timeout.ms=30000"], r"`message\.timeout\.ms` must be .*=10000, by lease\.period"),
-        (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, by release.transaction_timeout"),
+        (["kafka.socket.timeout.ms=30000"], r"`socket\.timeout\.ms` must be .*=10000, from lease\.period"),
+        (["kafka.message.timeout.ms=30000"], r"`message\.timeout\.ms` must be .*=10000, from lease\.period"),
+        (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, from release.transaction_timeout"),
         # Only a consumer refuses these.
         (["kafka.session.timeout.ms=400000"], r"`max\.poll\.interval\.ms`.*`session\.timeout\.ms`"),
     ],

@@ -86,15 +86,15 @@ def test_librdkafka_can_fetch_tokens() -> None:
         ({"sasl.oauthbearer.extensions": "a"}, "kafka.sasl.oauthbearer.extensions = 'a': allowed is name=value"),
         (
             {"sasl.jaas.config": 'x required clientId="you";'},
-            "kafka.sasl.oauthbearer.client.id: differs from clientId in sasl.jaas.config",
+            "kafka.sasl.oauthbearer.client.id differs from clientId in sasl.jaas.config",
         ),
         (
             {"sasl.jaas.config": 'x required ssl.truststore.location="t.jks";', "https.ca.location": None},
-            "kafka.sasl.jaas.config: its ssl.truststore.location is no PEM file",
+            "kafka.sasl.jaas.config: ssl.truststore.location is not a PEM file",
         ),
         (
             {"sasl.login.callback.handler.class": "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler"},
-            "the other clients have no such class",
+            "the other clients do not have this class",
         ),
     ],
 )

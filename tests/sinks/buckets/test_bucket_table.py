@@ -113,7 +113,7 @@ def test_only_chunks_that_overlap_the_range_are_read_and_only_of_the_given_bucke
     assert dues(store.chunks(31, 100, everywhere)) == []
 
 
-@pytest.mark.parametrize(("stored", "named"), [("'delayline.format' = '1'", "in format 1"), (None, "in format None")])
+@pytest.mark.parametrize(("stored", "named"), [("'delayline.format' = '1'", "has format 1"), (None, "has format None")])
 def test_a_table_of_another_format_names_both(store: BucketTable, stored: str | None, named: str) -> None:
     change = "UNSET TBLPROPERTIES ('delayline.format')" if stored is None else f"SET TBLPROPERTIES ({stored})"
     store.spark.sql(f"ALTER TABLE delta.`{store.path}` {change}")
@@ -133,7 +133,7 @@ def test_a_table_that_lost_its_newest_log_entry_is_not_read_as_the_version_befor
     copy = Path(store.path).with_name("copy")
     shutil.copytree(store.path, copy)
     (copy / "_delta_log" / newest.name).unlink()
-    with pytest.raises(BucketUnreadable, match=rf"{newest.name} is missing, the newest entry"):
+    with pytest.raises(BucketUnreadable, match=rf"{newest.name} is missing. It is the newest entry"):
         BucketTable(spark, str(copy)).check_log()
 
 
@@ -283,7 +283,7 @@ def test_a_process_that_was_paused_while_another_took_over_cannot_finish_a_merge
     # The takeover happens after the check of the lease.
     earlier = BucketTable(spark, store.path, before_change=lambda: fence_merges(successor, 8))
     append_part(store, slice_of(spark, name, 0, 10, 20))
-    with pytest.raises(ApplicationHeld, match="another process has taken over while buckets 1 to 2"):
+    with pytest.raises(ApplicationHeld, match="another process took over while buckets 1 to 2"):
         commit_merge(earlier, name, parts(store), 1)
     assert parts(store) == {sealed_part(1), sealed_part(2)}
     again = MergeName(1, 2, token=8)

@@ -16,7 +16,7 @@ from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import sealed_rows, written_late
 
-_TAKEN = "another process has taken over from checkpoint old while batch 5 was sealed"
+_TAKEN = "another process took over from checkpoint old while batch 5 was being sealed"
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_process_that_is_refused_for_longer_than_the_limit_ends(refusals: Refu
     for _ in range(7):
         refusals.note(_FULL)
         clock.now_s += 3
-    with pytest.raises(MembershipRefused, match=r"group g does not take north: .* raise group.max.size"):
+    with pytest.raises(MembershipRefused, match=r"group g refuses north: .* raise group.max.size"):
         refusals.note(_FULL)
 
 

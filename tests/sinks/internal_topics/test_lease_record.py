@@ -33,7 +33,7 @@ def _changed(**fields: object) -> bytes:
 
 
 def test_a_lease_of_another_format_names_both() -> None:
-    with pytest.raises(FormatMismatch, match=r"a record of the lease topic is in format 2, but .* reads format 1"):
+    with pytest.raises(FormatMismatch, match=r"a record of the lease topic has format 2, but .* reads format 1"):
         Lease.from_bytes(_changed(format=2, more=1))
 
 

@@ -128,7 +128,7 @@ def test_who_hung_while_it_wrote_terms_opens_no_lane_that_another_job_has_closed
     def hang() -> None:
         close_lanes(settings, holds)
 
-    with pytest.raises(DeliveryFailed, match="the terms of forwarders could not be written"):
+    with pytest.raises(DeliveryFailed, match="could not write the terms of forwarders"):
         write_terms(settings, terms, hang)
     assert newest_terms(settings) == replace(terms, lanes=0)
 

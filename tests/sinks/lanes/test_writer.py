@@ -117,7 +117,7 @@ def test_a_claim_of_an_owner_that_died_after_its_commit_is_known(settings: Setti
 
 
 def test_a_partition_that_is_missing_is_named(open_writer: Open) -> None:
-    with pytest.raises(TopicMismatch, match=r"near/7.*a partition for each shard"):
+    with pytest.raises(TopicMismatch, match=r"near/7.*one partition for each shard"):
         open_writer().write(claim(None, 5, 1), {7: [chunk(1)]})
 
 

@@ -112,7 +112,7 @@ def test_an_attempt_that_was_fenced_fails_if_no_other_one_goes_on(
     assert_eventually(lambda: stops.passed[0] == 1)
     ReadyLogWriter(plan, 0)
     stops.allow(0)
-    with pytest.raises(DeliveryFailed, match=r"shard 0, batch 7: another writer .* committed nothing for 2 s"):
+    with pytest.raises(DeliveryFailed, match=r"shard 0, batch 7: another writer .* not committed anything for 2 s"):
         first.result(60)
     stops.allow(1)
     assert begin(1, plan).result(60)[0] == MESSAGES

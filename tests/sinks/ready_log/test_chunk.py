@@ -45,7 +45,7 @@ def test_a_summary_is_found_among_other_headers() -> None:
 
 @pytest.mark.parametrize("headers", [None, [], [("trace", b"1")], [("delayline-chunk", None)]])
 def test_a_record_of_another_writer_is_refused(headers: RecordHeaders | None) -> None:
-    with pytest.raises(ReadyLogLost, match="app-ready/0 at offset 7 is not written by Delayline"):
+    with pytest.raises(ReadyLogLost, match="app-ready/0 at offset 7 was not written by Delayline"):
         summary_of(headers, "app-ready/0 at offset 7")
 
 
@@ -59,11 +59,11 @@ def test_a_record_of_another_writer_is_refused(headers: RecordHeaders | None) ->
     ],
 )  # fmt: skip
 def test_a_header_that_is_no_summary_is_refused(value: bytes) -> None:
-    with pytest.raises(ReadyLogLost, match="here is no chunk of this Delayline version"):
+    with pytest.raises(ReadyLogLost, match="here is not a chunk of this Delayline version"):
         summary_of([("delayline-chunk", value)], "here")
 
 
 def test_a_chunk_of_another_format_names_both() -> None:
     value = json.dumps(_SUMMARY | {"format": 1, "more": 1}).encode()
-    with pytest.raises(FormatMismatch, match=r"a chunk in the ready topic is in format 1, but .* reads format 2"):
+    with pytest.raises(FormatMismatch, match=r"a chunk in the ready topic has format 1, but .* reads format 2"):
         summary_of([("delayline-chunk", value)], "here")

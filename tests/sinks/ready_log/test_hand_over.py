@@ -127,7 +127,7 @@ def test_a_replay_hands_over_nothing_again(plan: HandOverPlan, ready: Ready) -> 
 
 def test_a_checkpoint_that_goes_back_is_refused(plan: HandOverPlan, ready: Ready) -> None:
     hand_over(_next(plan), 0, iter([_due(1)]))
-    with pytest.raises(CheckpointMismatch, match="batch 8 has been handed over, but the checkpoint is at batch 7"):
+    with pytest.raises(CheckpointMismatch, match="batch 8 is already staged, but the checkpoint is at batch 7"):
         hand_over(plan, 0, iter([_due(2)]))
     assert ready(plan) == [1]
 
@@ -138,7 +138,7 @@ def test_a_replay_that_lost_input_continues_after_the_committed_messages_if_inpu
     due = _due(1, 2, 3, 4)
     assert hand_over(plan, 0, iter([due.slice(0, 3)]))[0] == 3
     # The first record expired before the batch was replayed.
-    with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are handed over, and the replay has 2"):
+    with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are staged, but the replay has only 2"):
         hand_over(plan, 0, iter([due.slice(1)]), attempt=1)
     assert hand_over(replace(plan, tolerates_input_loss=True), 0, iter([due.slice(1)]), attempt=1)[0] == 1
     assert ready(plan) == [1, 2, 3, 4]
@@ -202,5 +202,5 @@ def test_an_earlier_writer_is_fenced(plan: HandOverPlan, ready: Ready) -> None:
 
 def test_a_ready_topic_without_a_partition_for_the_shard_is_refused(plan: HandOverPlan, make_topic: MakeTopic) -> None:
     plan = replace(plan, progress_topic=make_topic(2, **{"cleanup.policy": "compact"}))
-    with pytest.raises(TopicMismatch, match=f"write to {plan.ready_topic}/1: .*a partition for each shard"):
+    with pytest.raises(TopicMismatch, match=f"write to {plan.ready_topic}/1: .*one partition for each shard"):
         hand_over(plan, 1, iter([_due(1)]))

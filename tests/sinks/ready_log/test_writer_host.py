@@ -107,7 +107,7 @@ def test_an_error_of_the_host_is_raised_in_the_worker_however_much_it_has_left_t
 ) -> None:
     later = replace(plan, batch=replace(plan.batch, batch_id=8))
     assert daemon.hand_over(later, 0, [_due(1)])[0] == 1
-    with pytest.raises(CheckpointMismatch, match="batch 8 has been handed over, but the checkpoint is at batch 7"):
+    with pytest.raises(CheckpointMismatch, match="batch 8 is already staged, but the checkpoint is at batch 7"):
         daemon.hand_over(plan, 0, [_due(due, size=10_000) for due in range(2, 2 + behind)])
     assert ready(plan) == [1]
 

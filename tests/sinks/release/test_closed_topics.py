@@ -72,8 +72,8 @@ def closed() -> ClosedTopics:
     ("access", "text"),
     [
         (_GONE, "output topic side was deleted"),
-        (_HIDDEN, "may not be described by the login"),
-        (_BARRED, "has no right Write there"),
+        (_HIDDEN, "may no longer be described by the login"),
+        (_BARRED, "lacks the right Write on it"),
         (TopicAccess("open", 3), "has 3 partitions, fewer than when"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_closed_topic_is_logged_once_a_minute(
     for seconds, lines in ((6, 1), (6, 1), (50, 2), (6, 2)):
         broker_says.now_s += seconds
         closed.look_again({"side"})
-        assert caplog.text.count("messages to side become dead letters: topic-closed: ") == lines
+        assert caplog.text.count("messages for side become dead letters: topic-closed: ") == lines
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 

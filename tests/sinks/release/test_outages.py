@@ -144,7 +144,7 @@ def test_a_transaction_that_the_broker_aborted_for_its_age_is_released_by_the_ne
     # To the client this looks as if another process had taken the shard.
     assert release.ended.wait(60)
     assert release.error is None
-    assert re.search(r"a transaction was open for \d+\.\d s, and Kafka aborts it after 3 s", caplog.text)
+    assert re.search(r"a transaction was open for \d+\.\d s, but Kafka aborts transactions after 3 s", caplog.text)
     assert "another release process" not in caplog.text
     assert _released(bench) == []
     assert bench.release() == 10
@@ -203,7 +203,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
         create_topics(used, NewTopic(topic, 1, 1))
         assert bench.release() == 10
     bench.stop(release)
-    with pytest.raises(TopicMismatch, match=f"partition 1 of {topic}, which has fewer"):
+    with pytest.raises(TopicMismatch, match=f"partition 1 of {topic}, but .* with fewer"):
         bench.release(_due(bench, 20, partition=1))
     client.create_partitions([NewPartitions(topic, 2)])[topic].result()
     assert bench.release() == 10
@@ -267,7 +267,7 @@ def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_
     bench.wait(release)
     assert sorted(ids(bench.read(side))) == [31, 35, 39, 41, 43, 45, 47, 49]
     assert len(bench.read(bench.dead_letter)) == 12
-    assert f"output topic {side} takes records again" in caplog.text
+    assert f"output topic {side} accepts records again" in caplog.text
 
 
 @pytest.mark.usefixtures("hasty")

@@ -163,7 +163,7 @@ def test_a_process_whose_group_has_a_foreign_consumer_warns_once_and_ends_by_nam
     [
         (
             {"group.min.session.timeout.ms": "10000"},
-            ("Invalid session timeout", "set group.min.session.timeout.ms of the brokers to 6000 at the most"),
+            ("Invalid session timeout", "set group.min.session.timeout.ms of the brokers to at most 6000"),
         ),
         pytest.param(
             {"group.max.size": "1"},

@@ -17,7 +17,7 @@ def test_a_missing_permission_is_named_with_the_partition() -> None:
     problem = _error(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     assert isinstance(problem, Unwritable)
     assert isinstance(problem.error, RightMissing)
-    assert "write to orders/3: the login of [kafka] needs the right Write there" in str(problem)
+    assert "the login of [kafka] lacks the right Write on orders/3" in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_refused_record_has_the_brokers_text_and_where_to_look(code: int) -> N
     problem = _error(code)
     assert isinstance(problem, Refused)
     assert (problem.topic, problem.error.code) == ("orders", "record-refused")
-    assert f"orders/3 does not take the record: {KafkaError(code).str()}. See whether" in str(problem)
+    assert f"orders/3 refuses the record: {KafkaError(code).str()}. Check whether" in str(problem)
 
 
 class _Report:

@@ -476,12 +476,12 @@ def _foreign_position(bench: ReleaseBench) -> None:
 @pytest.mark.parametrize(
     ("harm", "error", "text"),
     [
-        (_another_topic, ReadyLogLost, r"/0 is another topic \(\S+\) than the one that was released\."),
-        (_gone_records, ReadyLogLost, r"/0 begins at offset 2, and is released up to 1\."),
-        (_gone_near_records, ReadyLogLost, r"-near/0 begins at offset 1, and is released up to 0\."),
+        (_another_topic, ReadyLogLost, r"/0 is not the topic \(\S+\) that was released before\."),
+        (_gone_records, ReadyLogLost, r"/0 begins at offset 2, but is released only up to 1\."),
+        (_gone_near_records, ReadyLogLost, r"-near/0 begins at offset 1, but is released only up to 0\."),
         (_both_lost, ReadyLogLost, r"-ready/0 begins at offset 2, .* 1; \S+-near/0 begins at offset 1, .* 0\."),
-        (_gone_end, ReadyLogLost, r"/0 ends at offset 1, and was read up to 100\."),
-        (_foreign_record, ReadyLogLost, r"/0 at offset 1 is not written by Delayline"),
+        (_gone_end, ReadyLogLost, r"/0 ends at offset 1, but was already read up to 100\."),
+        (_foreign_record, ReadyLogLost, r"/0 at offset 1 was not written by Delayline"),
         (_foreign_position, CheckpointMismatch, r"which is not a position of this Delayline version"),
     ],
 )

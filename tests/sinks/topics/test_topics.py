@@ -196,12 +196,12 @@ def test_a_ready_topic_that_deletes_what_is_not_due_is_refused(
 
 def test_a_ready_topic_with_a_retention_is_refused(make_settings: MakeSettings, make_topic: MakeTopic) -> None:
     settings = make_settings(f"topics.ready={make_topic(2)}")
-    with pytest.raises(TopicMismatch, match=r"has retention\.ms=604800000: what the service still needs"):
+    with pytest.raises(TopicMismatch, match=r"has retention\.ms=604800000\. Records that the service still needs"):
         ensure_topics(settings)
 
 
 def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None:
-    with pytest.raises(TopicMissing, match="nothing else records what is handed over"):
+    with pytest.raises(TopicMissing, match="Nothing else records which messages are staged"):
         ensure_shards(settings, 3)
 
 
@@ -265,7 +265,7 @@ def test_a_warning_names_a_dead_letter_topic_that_requires_keys(
     settings = make_settings(f"topics.dead_letter={make_topic(**{'cleanup.policy': 'compact'})}")
     ensure_topics(settings)
     check_topics(settings)
-    assert f"{settings.topics.dead_letter} is compacted: it loses dead letters" in caplog.text
+    assert f"{settings.topics.dead_letter} is compacted. It loses dead letters" in caplog.text
 
 
 def test_a_dead_letter_topic_without_room_for_a_stub_is_refused(
@@ -283,7 +283,9 @@ def test_a_ready_topic_without_room_for_the_largest_message_is_refused(
 ) -> None:
     ensure_topics(settings)
     configure(settings.ready_topic, **{"max.message.bytes": "1048588"})
-    with pytest.raises(TopicMismatch, match=f"{settings.ready_topic} has max.message.bytes=1048588, too little"):
+    with pytest.raises(
+        TopicMismatch, match=f"{settings.ready_topic} has max.message.bytes=1048588, which is too small"
+    ):
         check_topics(settings)
 
 

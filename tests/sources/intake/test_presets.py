@@ -93,7 +93,7 @@ def test_a_preset_reads_where(preset: str, header: str) -> None:
         ("rabbitmq", "x-delay", b"\0\0\x13\x88", "perhaps the number 5000"),
         ("rabbitmq", "x-delay", None, "it has no value"),
         ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON asks for what"),
-        ("activemq", "_AMQ_SCHED_DELIVERY", b"5000", "is before September 2001 as epoch ms; is it a delay?"),
+        ("activemq", "_AMQ_SCHED_DELIVERY", b"5000", "is before September 2001 as epoch ms. Is it a delay?"),
         ("activemq", "_AMQ_SCHED_DELIVERY", b"%d" % (DUE_MS // 1_000), "is seconds by its size"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"%d" % DUE_MS, "1 to 8 bytes"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"\xff" * 6, "1 to 8 bytes"),

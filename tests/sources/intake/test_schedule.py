@@ -106,7 +106,7 @@ def test_any_other_deliver_at_is_refused(value: bytes | None) -> None:
         (b"1798135200", "'1798135200' is seconds by its size; write milliseconds"),
         (b"179813520", "seconds by its size"),
         (b"0001798135200", "seconds by its size"),
-        (b"60000", "a delay goes into deliver-after: '60000' is before September 2001 as epoch ms; is it a delay\\?"),
+        (b"60000", "a delay goes into deliver-after: '60000' is before September 2001 as epoch ms. Is it a delay\\?"),
         (b"5", "'5' is before September 2001 as epoch ms"),
         (b"99999999999", "is before September 2001 as epoch ms"),
         (b"999999999999", "is before September 2001 as epoch ms"),

@@ -17,7 +17,7 @@ def test_a_text_with_a_format_number_is_read_back_without_it() -> None:
 
 @pytest.mark.parametrize("number", [FORMAT + 1, 0, "1", None])
 def test_another_format_is_refused_with_the_file_and_both_numbers(number: object) -> None:
-    with pytest.raises(CheckpointVersion, match=rf"/c/file is in format {number!r}.* reads format {FORMAT}") as raised:
+    with pytest.raises(CheckpointVersion, match=rf"/c/file has format {number!r}.* reads format {FORMAT}") as raised:
         without_format(json.dumps({"format": number}), "/c/file")
     assert "delayline rebuild" in str(raised.value)
 

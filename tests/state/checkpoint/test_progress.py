@@ -85,7 +85,7 @@ def changed(path: str, value: Any) -> bytes:
 
 
 def test_a_marker_of_another_format_names_both() -> None:
-    with pytest.raises(FormatMismatch, match=r"a marker in the progress topic is in format 2, but .* reads format 1"):
+    with pytest.raises(FormatMismatch, match=r"a marker in the progress topic has format 2, but .* reads format 1"):
         Progress.from_bytes(changed("format", 2))
 
 
@@ -131,13 +131,13 @@ def test_a_replay_skips_messages_that_its_own_batch_committed_and_no_others(
 
 
 def test_a_checkpoint_older_than_a_delivered_batch_is_refused() -> None:
-    with pytest.raises(CheckpointMismatch, match="batch 8 has been handed over, but the checkpoint is at batch 7"):
+    with pytest.raises(CheckpointMismatch, match="batch 8 is already staged, but the checkpoint is at batch 7"):
         committed_messages(marker("c", 2, 8, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
 
 
 @pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])
 def test_a_partly_delivered_batch_with_another_plan_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointMismatch, match=r"batch 7 has been handed over up to cutoff 0.*delayline rebuild"):
+    with pytest.raises(CheckpointMismatch, match=r"batch 7 was staged up to cutoff 0.*delayline rebuild"):
         committed_messages(marker("c", 2, 7, 40), BatchSpan(CheckpointOrigin("c", 2, 1), 7, **change))
 
 
@@ -157,5 +157,5 @@ def test_a_replay_without_the_records_of_a_topic_that_was_deleted_is_the_same_ba
     without = replace(batch, starts=batch.ends)
     assert not without.read_by_topic
     assert committed_messages(Progress(batch, 40), without) == 40
-    with pytest.raises(CheckpointMismatch, match="batch 7 has been handed over"):
+    with pytest.raises(CheckpointMismatch, match="batch 7 was staged up to cutoff"):
         committed_messages(Progress(batch, 40), replace(batch, input_ids={"in": ["id", "another"]}))

@@ -261,7 +261,7 @@ def test_an_unreadable_bitmap_is_an_error_that_names_its_source(changes: dict[st
 
 
 def test_an_entry_of_another_precision_is_refused() -> None:
-    with pytest.raises(BucketUnreadable, match="another precision than 10 bits"):
+    with pytest.raises(BucketUnreadable, match="was not written with 10 precision bits"):
         MessageIndex(10).add_entries([an_entry()], 10)
 
 

@@ -115,10 +115,10 @@ def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, 
 @pytest.mark.parametrize(
     ("name", "text", "mismatch"),
     [
-        ("delayline-origin.json", '{"format": 1, "id": "c"}', "in format 1, but this Delayline reads format 2"),
-        ("delayline-settings.json", '{"format": 1, "book": []}', "in format 1, but this Delayline reads format 2"),
-        ("offsets/4", "v2\n{}", "of version v2, and the Spark of this Delayline reads v1"),
-        ("commits/3", "v9\n{}", "of version v9, and the Spark of this Delayline reads v1"),
+        ("delayline-origin.json", '{"format": 1, "id": "c"}', "has format 1, but this Delayline reads format 2"),
+        ("delayline-settings.json", '{"format": 1, "book": []}', "has format 1, but this Delayline reads format 2"),
+        ("offsets/4", "v2\n{}", "has version v2, but the Spark of this Delayline reads v1"),
+        ("commits/3", "v9\n{}", "has version v9, but the Spark of this Delayline reads v1"),
     ],
 )
 def test_another_version_is_not_reported_as_damage(

@@ -104,7 +104,7 @@ def test_a_checkpoint_that_has_run_is_not_begun_anew_after_its_pointer_was_lost(
     offsets.mkdir()
     (offsets / "0").write_text('v1\n{"batchTimestampMs": 20, "batchWatermarkMs": 10}\n{"in":{"0":7}}')
     (tmp_path / "checkpoints" / "2").unlink()
-    with pytest.raises(CheckpointMismatch, match=r"checkpoint-2 has run already.*put the file \S+/checkpoints/2 back"):
+    with pytest.raises(CheckpointMismatch, match=r"checkpoint-2 has already run.*Restore the file \S+/checkpoints/2"):
         switch_over(settings, replace(second, checkpoint="again"), spark, lease)
     # Nor does a job go on from the one before.
     with pytest.raises(CheckpointMismatch, match="was replaced by two"):

@@ -112,7 +112,7 @@ def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
     deliver(BatchSpan(origin, 0))
     recover(spark, settings, False, lease)
     deliver(BatchSpan(origin, 3))
-    with pytest.raises(CheckpointMismatch, match="batch 3 has been handed over, but the checkpoint is at batch 0"):
+    with pytest.raises(CheckpointMismatch, match="batch 3 is already staged, but the checkpoint is at batch 0"):
         recover(spark, settings, False, lease)
     deliver(BatchSpan(replace(origin, checkpoint="other", generation=origin.generation + 1)))
     with pytest.raises(CheckpointMismatch, match="was replaced by other"):
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_a_rebuild_has_fenced_is_refused_with_the_command_that
     recovered = recover(spark, settings, False, lease)
     plan(tmp_path / "checkpoint", 0)
     recovered.store.fence(recovered.checkpoint.origin.checkpoint)
-    with pytest.raises(CheckpointMismatch, match="Finish that with `delayline rebuild --discard-checkpoint`"):
+    with pytest.raises(CheckpointMismatch, match="Run `delayline rebuild --discard-checkpoint`"):
         recover(spark, settings, False, lease)
 
 
@@ -168,7 +168,7 @@ def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
     assert recover(spark, settings, False, lease).catalog.messages == 1
     (tmp_path / "checkpoint" / "offsets" / "1").unlink()
-    pattern = r"holds what batch 1 sealed, but the offset log of \S+ ends with batch 0.*delayline rebuild"
+    pattern = r"holds messages that batch 1 sealed, but the offset log of \S+ ends with batch 0.*delayline rebuild"
     with pytest.raises(CheckpointMismatch, match=pattern):
         recover(spark, settings, False, lease)
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()

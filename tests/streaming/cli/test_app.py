@@ -231,7 +231,7 @@ def test_a_record_whose_headers_cannot_be_read_is_shown_and_that_is_said(
     shown = run(prepared, "subscribe", "--from", "beginning", "--count", "1", "--format", "json")
     (record,) = json_lines(shown)
     assert (record["value"], record["headers"], record["id"]) == ("v", None, None)
-    said = f"{output}/0/{offset}: no header can be read, since the name of one is not UTF-8"
+    said = f"{output}/0/{offset}: the headers cannot be read, because the name of one is not UTF-8"
     assert shown.stderr.splitlines() == ["subscribed", said]
 
 
@@ -302,13 +302,13 @@ def test_of_two_release_processes_of_one_name_the_first_ends_with_an_error(prepa
     try:
         assert first.stderr is not None
         # It has joined the group.
-        while "are given to north" not in first.stderr.readline():
+        while " to north" not in first.stderr.readline():
             assert first.poll() is None
         second = start("release", "--name", "north", *options(prepared))
         try:
             _, stderr = first.communicate(timeout=60)
             assert first.returncode == 1
-            assert "error: name-taken: another release process with the name north has taken its place" in stderr
+            assert "error: name-taken: another release process has taken the name north" in stderr
             assert "Traceback" not in stderr
             assert second.stdout is not None
             assert second.stdout.readline() == "running\n"

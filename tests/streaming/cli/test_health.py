@@ -58,9 +58,9 @@ def health(*arguments: str) -> tuple[int, str]:
 def test_it_says_whether_the_process_is_ready_and_why_not(process: Process) -> None:
     at = ("--set", f"monitor.job={process.server.address}")
     assert health(*at) == (0, "ready")
-    process.health = Health(True, False, ["no batch is done for 61 s", "it is cold"])
-    assert health(*at) == (1, "not ready: no batch is done for 61 s; it is cold")
-    assert health("--live", *at) == (0, "live: no batch is done for 61 s; it is cold")
+    process.health = Health(True, False, ["no batch finished for 61 s", "it is cold"])
+    assert health(*at) == (1, "not ready: no batch finished for 61 s; it is cold")
+    assert health("--live", *at) == (0, "live: no batch finished for 61 s; it is cold")
     process.health = Health(False, False, ["it stands still"])
     assert health("--live", *at) == (1, "not live: it stands still")
 

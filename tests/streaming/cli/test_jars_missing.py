@@ -30,7 +30,8 @@ def _error(*arguments: str) -> str:
 
 def _missing(group: str, tmp_path: Path) -> str:
     folder = tmp_path / "share" / "delayline" / "jars" / group
-    return f"error: jars-missing: the {group} jars are not in {folder}, or of another version; run `delayline jars`"
+    found = f"the {group} jars are missing from {folder}, or have another version"
+    return f"error: jars-missing: {found}. Run `delayline jars`"
 
 
 def test_the_embedded_broker_names_its_jars_and_the_command_that_fetches_them(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ def test_corruption_is_listed_and_kept_with_exit_code_1(monkeypatch: pytest.Monk
     result = run(monkeypatch, Repair("/t", 5, CORRUPTION, LOST, taken_out=False))
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "/t/part=p/part-0.parquet: 1 of 3 rows can be read",
+        "/t/part=p/part-0.parquet: 1 of 3 rows are readable",
         "bucket 7, shard 1, segment 2, due from 1970-01-01T00:01:00.000Z to 1970-01-01T00:01:30.000Z: 4 of 10 messages "
-        "can be read",
-        "bucket 8, shard 0, segment 0: its metadata is lost; --skip rebuilds it from the 5 messages that can be read",
+        "are readable",
+        "bucket 8, shard 0, segment 0: its metadata is lost; --skip rebuilds it from the 5 readable messages",
         "6 waiting messages are lost; `delayline rebuild` can accept 2 of them again from the input topics",
     ]
 
@@ -51,7 +51,7 @@ def test_after_a_removal_the_report_and_the_next_command_are_printed(monkeypatch
 
 def test_a_table_without_corruption_gives_exit_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Repair("/t", 5, Corruption([], []), [], taken_out=False))
-    assert (result.exit_code, result.stdout) == (0, "all of /t can be read\n")
+    assert (result.exit_code, result.stdout) == (0, "all of /t is readable\n")
 
 
 def test_the_report_has_the_ids_as_ranges() -> None:
@@ -74,14 +74,14 @@ def test_consecutive_offsets_are_one_range(offsets: list[int], expected: list[li
 def test_an_existing_report_is_not_overwritten(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text("of an earlier repair")
-    assert "name a new file" in _refusal(tmp_path, report)
+    assert "Name a new file" in _refusal(tmp_path, report)
     assert report.read_text() == "of an earlier repair"
 
 
 @pytest.mark.parametrize("name", ["no/such/dir/r.json", "report.json/r.json"])
 def test_a_report_in_a_folder_that_does_not_exist_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "report.json").touch()
-    assert "is not a folder that can be written to" in _refusal(tmp_path, tmp_path / name)
+    assert "is missing or not writable" in _refusal(tmp_path, tmp_path / name)
 
 
 def _refusal(tmp_path: Path, report: Path) -> str:

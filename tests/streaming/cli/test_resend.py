@@ -34,7 +34,8 @@ def test_a_position_that_no_resend_wrote_is_shown_in_the_error_and_not_changed(s
     result = CliRunner().invoke(app, ["resend", *sets], env={"DELAYLINE_CONFIG": None})
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == (
-        "error: position-invalid: offset 3 has the text 'of another program', which no resend wrote"
+        "error: position-invalid: offset 3 was committed with the text 'of another program', "
+        "which `delayline resend` did not write"
     )
     (kept,) = consumer.committed([TopicPartition(topics.dead_letter, 1)], 30)
     assert (kept.offset, kept.metadata) == (3, "of another program")

@@ -27,7 +27,7 @@ from tests.eventually import PATIENCE, assert_eventually
 from tests.quick_java import quick_broker
 from tests.streaming.forward.bench import LANES, ForwardBench, ids, new_bench
 
-_CUT = "/0 has lost records below offset 5, up to which forwarders have read"
+_CUT = "/0 has lost records below offset 5, and forwarders have read up to there"
 
 
 @pytest.fixture(scope="module")
@@ -172,5 +172,5 @@ def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(cut: C
     known = {topic: [own] for topic, own in input_ids(bench.settings).items()}
     with closing(ClaimWatch(bench.settings, LANES, 1, {}, known)) as watch:
         watch.check_ends({(bench.input, 0): 7, (bench.input, 1): 0}, known)
-        with pytest.raises(CheckpointMismatch, match="/0 ends at offset 6, and claims have decided records up to 7"):
+        with pytest.raises(CheckpointMismatch, match="/0 ends at offset 6, but claims have decided records up to 7"):
             watch.check_ends({(bench.input, 0): 6, (bench.input, 1): 0}, known)

@@ -63,11 +63,12 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
     fine = _output(KEPT, CUTOFF_MS, CUTOFF_MS)
     at_another_cutoff = _output(DUE, CUTOFF_MS + 1, 0)
     assert (
-        refusal(fine, at_another_cutoff) == f"cutoff-mismatch: shard 1 ran at {CUTOFF_MS + 1}, its batch at {CUTOFF_MS}"
+        refusal(fine, at_another_cutoff)
+        == f"cutoff-mismatch: shard 1 ran with cutoff {CUTOFF_MS + 1}, but its batch has {CUTOFF_MS}"
     )
     for kind in (KEPT, SEALED):
         overdue = _output(kind, CUTOFF_MS, CUTOFF_MS - 1)
-        assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 holds back a message due at {CUTOFF_MS - 1}"
+        assert refusal(fine, overdue) == f"cutoff-mismatch: shard 1 kept a message that was due at {CUTOFF_MS - 1}"
     # No refusal left anything behind: the batch still runs.
     runner.run(spark.createDataFrame([fine], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
 

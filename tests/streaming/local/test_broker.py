@@ -61,7 +61,7 @@ def test_acknowledged_records_survive_a_stop_and_a_kill(tmp_path: Path) -> None:
         broker.start()
         assert broker.bootstrap == address_at_first
         assert first_values(broker, "kept", 2) == [b"before stop", b"before kill"]
-        with pytest.raises(BrokerFailed, match="runs already"):
+        with pytest.raises(BrokerFailed, match="is already running"):
             broker.start()
     finally:
         broker.kill()

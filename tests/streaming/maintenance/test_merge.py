@@ -138,7 +138,7 @@ def test_a_merge_that_finds_fewer_messages_than_the_metadata_changes_nothing(sto
     sealed = {number: seal(store, number, number, 50 + number) for number in (1, 2)}
     before = described(store)
     wrong = {1: [replace(segment, count=segment.count + 1) for segment in sealed[1]], 2: sealed[2]}
-    with pytest.raises(BucketUnreadable, match=r"buckets \[1, 2\] hold 4 waiting messages, and their metadata says 5"):
+    with pytest.raises(BucketUnreadable, match=r"buckets \[1, 2\] hold 4 waiting messages, but their metadata says 5"):
         merged(store, wrong)
     assert described(store) == before
     assert waiting(store) == [1, 2, 51, 52]

@@ -28,7 +28,7 @@ def test_of_an_answer_without_an_end_no_more_is_read(monkeypatch: pytest.MonkeyP
 
 def test_an_answer_that_ends_early_is_none() -> None:
     with answering(lambda request: say(request, 200, b"[]", Content_Length="3")) as address:  # noqa: SIM117
-        with pytest.raises(NoAnswer, match="ends early"):
+        with pytest.raises(NoAnswer, match="is cut off"):
             ask(address, "/problems")
 
 

@@ -48,9 +48,13 @@ def test_a_forwarder_is_ready_when_all_of_its_lanes_are_read_and_live_in_any_cas
 
 def test_a_forwarder_that_stands_still_or_has_a_lane_that_hangs_is_not_live() -> None:
     still = forward_health(forwarder({0}, {0: lane()}, silent_s=41))
-    assert (still.live, still.ready, still.reasons) == (False, False, ["the process has not asked its group for 41 s"])
+    assert (still.live, still.ready, still.reasons) == (
+        False,
+        False,
+        ["the process has not polled its consumer group for 41 s"],
+    )
     hangs = forward_health(forwarder({0, 1}, {0: lane(), 1: lane(still_s=121)}))
-    reason = "lanes [1] hang: they have not gone on for 120 s"
+    reason = "lanes [1] hang: no progress for 120 s"
     assert (hangs.live, hangs.ready, hangs.reasons) == (False, False, [reason])
 
 
@@ -58,7 +62,7 @@ def test_a_forwarder_is_not_ready_while_its_group_refuses_it_or_has_members_that
     refused = forward_health(forwarder({0}, {0: lane()}, refusal="group g does not take north: full"))
     assert (refused.live, refused.ready, refused.reasons) == (True, False, ["group g does not take north: full"])
     beside = forward_health(forwarder({0}, {0: lane()}, strangers={"tool at 10.0.0.9": [1]}))
-    reason = "consumer tool at 10.0.0.9 is no forwarder, and keeps lanes [1] from being read"
+    reason = "consumer tool at 10.0.0.9 is not a forwarder, and blocks lanes [1]"
     assert (beside.live, beside.ready, beside.reasons) == (True, False, [reason])
 
 

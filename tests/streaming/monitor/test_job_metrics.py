@@ -173,16 +173,16 @@ def test_the_job_is_ready_while_batches_come_within_the_horizon_and_live_through
     clock = Clock()
     counts = JobCounts(clock)
     clock.now_s += 20
-    assert _health(counts, clock) == (True, False, ["no batch is done since the start, 20 s ago"])
+    assert _health(counts, clock) == (True, False, ["no batch finished since the start, 20 s ago"])
     counts.batch_done(batch(0, _ms(clock) + MINUTE_MS), {}, {}, 0, 0, {})
     assert _health(counts, clock) == (True, True, [])
     clock.now_s += 63
     assert _health(counts, clock) == (
-        True, False, ["no batch is done for 63 s", "what is due from 1970-01-12T13:48:00.000Z on is not handed over"]
+        True, False, ["no batch finished for 63 s", "messages due from 1970-01-12T13:48:00.000Z on are not staged"]
     )  # fmt: skip
     clock.now_s += 15 * 60 + 1
     live, _, reasons = _health(counts, clock)
-    assert (live, reasons[0]) == (False, "no task is done for 901 s")
+    assert (live, reasons[0]) == (False, "no task finished for 901 s")
 
 
 def test_a_long_batch_is_live_while_tasks_end_and_no_longer() -> None:

@@ -17,8 +17,8 @@ _SHARDS = {0: SimpleNamespace(releasing=True, still_s=0), 1: SimpleNamespace(rel
     ("assigned", "shards", "reasons"),
     [
         ({0}, {0}, []),
-        ({0, 1}, {0, 1}, ["shards [1] release nothing: they read their ready log first, or wait for brokers"]),
-        ({0, 2}, {0}, ["shards [2] release nothing: they read their ready log first, or wait for brokers"]),
+        ({0, 1}, {0, 1}, ["shards [1] release no messages: they read their ready log first, or wait for brokers"]),
+        ({0, 2}, {0}, ["shards [2] release no messages: they read their ready log first, or wait for brokers"]),
         # In an outage of all brokers the client gives the shards back.
         (set(), set(), ["the process has no shards"]),
     ],
@@ -39,7 +39,7 @@ def test_a_process_that_stands_still_is_live_for_as_long_as_it_may_wait_for_a_tr
     process = SimpleNamespace(assigned={0}, shards={0: _SHARDS[0]}, group=group(silent_s=100))
     health = release_health(cast(Any, process), timeout_s * 1000)
     assert (health.live, health.ready) == (live, live)
-    assert health.reasons == ([] if live else ["the process has not asked its group for 100 s"])
+    assert health.reasons == ([] if live else ["the process has not polled its consumer group for 100 s"])
 
 
 @pytest.mark.parametrize(("timeout_s", "live"), [(1, False), (60, False), (100, True)])
@@ -49,7 +49,7 @@ def test_a_process_is_not_live_if_a_shard_of_it_hangs_for_longer_than_any_wait(t
     health = release_health(cast(Any, process), timeout_s * 1000)
     assert (health.live, health.ready) == (live, live)
     bound_s = {1: 90, 60: 240}
-    assert health.reasons == ([] if live else [f"shards [1] hang: they have not gone on for {bound_s[timeout_s]} s"])
+    assert health.reasons == ([] if live else [f"shards [1] hang: no progress for {bound_s[timeout_s]} s"])
 
 
 def test_a_process_is_not_ready_while_its_group_refuses_it_or_has_members_that_release_nothing() -> None:
@@ -60,6 +60,4 @@ def test_a_process_is_not_ready_while_its_group_refuses_it_or_has_members_that_r
     own = SimpleNamespace(assigned={0}, shards={0: _SHARDS[0]}, group=group(strangers={"tool at 10.0.0.9": [1, 2]}))
     health = release_health(cast(Any, own), 60_000)
     assert (health.live, health.ready) == (True, False)
-    assert health.reasons == [
-        "consumer tool at 10.0.0.9 is no release process, and keeps shards [1, 2] from being released"
-    ]
+    assert health.reasons == ["consumer tool at 10.0.0.9 is not a release process, and blocks shards [1, 2]"]

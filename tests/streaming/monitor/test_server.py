@@ -105,7 +105,7 @@ def test_a_process_that_waits_for_its_address_goes_on_and_answers_once_it_is_fre
     with pytest.raises(SettingError, match="in use"), own():
         pass
     with own(waits_for_address=True):
-        assert f"until that address is free: bad-setting: monitor.release = '{address}'" in caplog.text
+        assert f"until the address is free: bad-setting: monitor.release = '{address}'" in caplog.text
         assert json.loads(process.ask("/readyz")[2])["reasons"] == []
         process.server.close()
         assert_eventually(lambda: _answers(address))

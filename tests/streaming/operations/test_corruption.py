@@ -115,7 +115,7 @@ def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messag
         window.take(0, _HOUR)
     window.close()
     assert f"{file} is missing or damaged (" in str(raised.value)
-    assert "5 messages of bucket 2 lie in it, due from 1970-01-01T00:00:02.000Z to 1970-01-01T02:00:00.002Z" in str(
+    assert "It holds 5 messages of bucket 2, due from 1970-01-01T00:00:02.000Z to 1970-01-01T02:00:00.002Z" in str(
         raised.value
     )
     assert "the segments (shard/segment) 0/0, 0/1. " in str(raised.value)

@@ -224,7 +224,7 @@ def test_a_letter_that_would_expire_again_is_refused_unless_its_delay_counts_fro
     policy = ("--code", "expired", "--set", "policies.expire_after=10m")
     refused = desk.resend(*policy)
     assert (refused.exit_code, refused.stderr) == (1, "0 resent, 1 refused\n")
-    assert "refused: expired: it could be delivered " in refused.stdout
+    assert "refused: expired: it could not be delivered until " in refused.stdout
     assert desk.inputs(0) == []
     assert desk.resent(*policy, "--stamp", "now") == [identity]
     assert len(desk.inputs(1)) == 1
@@ -352,11 +352,11 @@ def test_a_second_resend_ends_the_first_and_continues_at_its_position(desk: Desk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--code", "bad"], "the codes are bad-cancel, "),
+        (["--code", "bad"], "The codes are bad-cancel, "),
         (["--id", "in/0"], "write topic/partition/offset"),
-        (["--id", "in/0/5"], "no such dead letter is waiting"),
-        (["--partition", "3"], "has 0 to 2"),
-        (["--offsets", "1-2"], "name the partition"),
+        (["--id", "in/0/5"], "no such dead letter waits"),
+        (["--partition", "3"], "has partitions 0 to 2"),
+        (["--offsets", "1-2"], "--partition is missing"),
         (["--partition", "0", "--offsets", "a"], "write 10-20"),
         (["--partition", "0", "--offsets", "2-1"], "the last offset is before the first"),
         (["--since", "yesterday"], "--since 'yesterday': write epoch ms"),
@@ -366,7 +366,7 @@ def test_a_second_resend_ends_the_first_and_continues_at_its_position(desk: Desk
         (["--drop-header", "\udcff"], "write UTF-8"),
         (["--set-header", "delayline-id=x"], "are reserved"),
         (["--drop-header", "delayline-id"], "are reserved"),
-        (["--drop-header", ""], "name a header"),
+        (["--drop-header", ""], "the name of the header is empty"),
         (["--set-header", "a=1", "--drop-header", "a"], "either --set-header or --drop-header"),
     ],
 )

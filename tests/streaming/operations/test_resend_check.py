@@ -45,8 +45,11 @@ def until(after_ms: int) -> tuple[str, bytes]:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (outgoing(("deliver-after", b"30m")), "it could be delivered 30m after it was due, and expire_after of "),
-        (outgoing(), "it could be delivered 1h after it was due"),
+        (
+            outgoing(("deliver-after", b"30m")),
+            "it could not be delivered until 30m after it was due, and expire_after of ",
+        ),
+        (outgoing(), "it could not be delivered until 1h after it was due"),
         (outgoing(("deliver-after", b"59m")), None),
         (outgoing(("deliver-after", b"2h")), None),
         # As with --stamp now.

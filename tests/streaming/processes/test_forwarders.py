@@ -103,7 +103,7 @@ def test_a_forwarder_that_fails_again_and_again_ends_no_command(
     monkeypatch.setenv(VARIABLE, "lanes-assigned=raise")
     with Processes(prepared, _BOTH) as processes:
         processes.start()
-        assert_eventually(lambda: "started again in 60 s" in caplog.text, 2 * _START_S)
+        assert_eventually(lambda: "Restarting it in 60 s" in caplog.text, 2 * _START_S)
         assert "forwarder" in caplog.text
         assert "failpoint lanes-assigned" in caplog.text
         processes.check()

@@ -40,7 +40,7 @@ def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_o
     admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
     admin.delete_records([partition])[partition].result()
     (repaired,) = repair_ready_log(prepared)
-    assert repaired.reason.endswith(f"{prepared.near_topic}/0 begins at offset 1, and is released up to 0")
+    assert repaired.reason.endswith(f"{prepared.near_topic}/0 begins at offset 1, but is released only up to 0")
     assert (repaired.shard, repaired.lost, repaired.left) == (0, 2, 3)
     assert left_to_release(prepared)[0] == 2
     with releasing(prepared):

@@ -98,5 +98,5 @@ def test_a_start_that_this_host_refuses_is_tried_again_and_then_reported(
         clock.now_s = max(clock.now_s, process.next_start_s)
         processes._start_again(process)
         assert process.popen is None
-    with pytest.raises(ProcessFailed, match="cannot be started: BlockingIOError"):
+    with pytest.raises(ProcessFailed, match="cannot start the process: BlockingIOError"):
         processes.check()

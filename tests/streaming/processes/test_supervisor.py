@@ -153,7 +153,7 @@ def test_a_killed_process_is_started_again(
         handed_over(2)
         assert_eventually(lambda: released() == [1, 2], _START_S)
         processes.check()
-    assert "ended by signal 9" in caplog.text
+    assert "ended with signal 9" in caplog.text
 
 
 @pytest.mark.takes(8)
@@ -209,7 +209,7 @@ def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
     with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
-        with pytest.raises(ProcessFailed, match="ended by exit code 1; its log lines say more"):
+        with pytest.raises(ProcessFailed, match=r"ended with exit code 1\. See its log lines"):
             processes.check()
 
 
@@ -335,7 +335,7 @@ def test_sigterm_ends_a_process_whose_command_was_killed(
         command.kill()
         command.wait()
     assert_eventually(lambda: not runs(orphan), _START_S)
-    assert ("the job has ended without a word" in (tmp_path / "log").read_text()) == (comes == "after that")
+    assert ("the job exited unexpectedly" in (tmp_path / "log").read_text()) == (comes == "after that")
 
 
 @pytest.mark.takes(15)
@@ -354,7 +354,7 @@ def test_an_orphan_releases_what_is_handed_over_and_ends(
     assert_eventually(lambda: released() == [1, due_ms], _START_S)
     assert _now_ms() >= due_ms
     assert_eventually(lambda: not runs(orphan), _START_S)
-    assert "the job has ended without a word" in (tmp_path / "log").read_text()
+    assert "the job exited unexpectedly" in (tmp_path / "log").read_text()
     place = meeting_place(prepared.application_id, prepared.kafka.bootstrap_servers, _MEMBER)
     assert place is not None
     assert not place.exists()

@@ -75,7 +75,7 @@ def test_an_old_java_is_named_with_the_version_that_is_needed(settings: Settings
     java.chmod(0o755)
     result = command(settings, "status", JAVA_HOME=str(tmp_path))
     assert result.returncode == 1
-    assert last_line(result).startswith(f"error: java-missing: {java} is Java 11; set JAVA_HOME to Java 17")
+    assert last_line(result).startswith(f"error: java-missing: {java} is Java 11. Set JAVA_HOME to Java 17")
 
 
 @pytest.mark.parametrize(

@@ -129,14 +129,16 @@ def test_top_shows_it_again_and_again_and_goes_on_without_an_answer(settings: Se
     assert shown.exit_code == 0, shown.output
     assert (
         shown.stdout.count(
-            "does not answer, does not know yet what waits, or is another one (application_id, storage.path)\n"
+            "does not answer, does not yet know which messages wait, "
+            "or belongs to another application (application_id, storage.path)\n"
         )
         == 2
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"), [([], "monitor.job is not set"), (["--every", "1ms"], "--every 1ms: 500ms or longer")]
+    ("arguments", "problem"),
+    [([], "monitor.job is not set"), (["--every", "1ms"], "--every 1ms: allowed is 500ms or longer")],
 )
 def test_top_needs_an_address_and_a_pause(arguments: list[str], problem: str) -> None:
     refused = CliRunner().invoke(app, ["top", *arguments], env={"DELAYLINE_CONFIG": None})

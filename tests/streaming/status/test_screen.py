@@ -61,7 +61,7 @@ def test_the_latest_shards_come_first_where_there_is_no_room_for_all() -> None:
     head = next(number for number, line in enumerate(lines) if line.lstrip().startswith("shard"))
     assert [line.split()[0] for line in lines[head + 1 : head + 4]] == ["63", "62", "61"]
     assert "problems" in lines
-    assert sum("less late" in line for line in lines) == 1
+    assert sum("less lateness" in line for line in lines) == 1
 
 
 def test_all_shards_are_shown_where_the_output_is_no_terminal_and_nothing_is_known_of_the_broker() -> None:

@@ -32,7 +32,7 @@ def test_another_file_system_is_left_to_spark() -> None:
 
 def test_existing_folders_are_checked_too(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("no folder")
-    with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint cannot be written: Not a directory"):
+    with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint is not writable: Not a directory"):
         check_storage(settings_for(tmp_path))
 
 
@@ -42,7 +42,7 @@ def test_the_folder_that_the_pointer_names_is_checked(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "9").write_text(pointer_to("checkpoint-9"))
     check_storage(settings_for(tmp_path))
     (tmp_path / "checkpoint-10").write_text("no folder")
-    with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint-10 cannot be written: Not a directory"):
+    with pytest.raises(StorageFailed, match=rf"{tmp_path}/checkpoint-10 is not writable: Not a directory"):
         check_storage(settings_for(tmp_path))
 
 
@@ -64,17 +64,17 @@ def test_each_command_that_writes_refuses_a_path_below_a_file(tmp_path: Path, co
     sets = [f"storage.path={file}/storage", "kafka.bootstrap_servers=127.0.0.1:1"]
     refused = CliRunner().invoke(app, [*command, *(part for one in sets for part in ("--set", one))])
     assert refused.exit_code == 1
-    assert refused.stderr.startswith(f"error: storage-failed: {file}/storage (only {file} exists) cannot be written")
+    assert refused.stderr.startswith(f"error: storage-failed: {file}/storage (only {file} exists) is not writable")
     assert "Not a directory" in refused.stderr
 
 
 def test_a_full_or_a_read_only_disk_is_refused(small_disk: SmallDisk) -> None:
     check_storage(settings_for(small_disk.path))
     small_disk.fill()
-    with pytest.raises(StorageFailed, match=rf"{small_disk.path} cannot be written: No space left on device"):
+    with pytest.raises(StorageFailed, match=rf"{small_disk.path} is not writable: No space left on device"):
         check_storage(settings_for(small_disk.path))
     small_disk.free()
     check_storage(settings_for(small_disk.path))
     small_disk.make_read_only()
-    with pytest.raises(StorageFailed, match=rf"{small_disk.path} cannot be written: Read-only file system"):
+    with pytest.raises(StorageFailed, match=rf"{small_disk.path} is not writable: Read-only file system"):
         check_storage(settings_for(small_disk.path))

@@ -110,7 +110,7 @@ def test_a_data_file_that_cannot_be_read_is_named_with_the_command_that_repairs_
 def test_a_damaged_log_of_the_table_is_distinguished_from_its_data(text: str, named: str) -> None:
     failure = failure_of(text)
     assert isinstance(failure, BucketUnreadable)
-    assert f"the log of the table of sealed buckets cannot be read: {named} is missing or damaged" in str(failure)
+    assert f"cannot read the log of the table of sealed buckets: {named} is missing or damaged" in str(failure)
     assert "delayline repair" not in str(failure)
 
 

@@ -72,7 +72,7 @@ def test_an_upload_that_replaces_the_fence_before_it_is_kept_stays_and_the_next_
 
     guard = GuardedLog(spark, str(storage), needed=True)
     guard.restore(store)
-    with pytest.raises(LogEntryReplaced, match="by which this process takes over"):
+    with pytest.raises(LogEntryReplaced, match="with which this process takes over"):
         guard.take_over(Interrupted(spark, store.path), 2)
     assert counts(spark, storage) == {0: 1, 1: 1}
 

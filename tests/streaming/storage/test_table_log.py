@@ -67,7 +67,7 @@ def test_a_log_with_a_missing_or_damaged_entry_is_named(
     settings = load_settings(None, [f"storage.path={tmp_path}"], environ={})
     with pytest.raises(BucketUnreadable) as raised, translate_storage_errors(settings):
         BucketTable(spark, str(tmp_path / "buckets")).metadata()
-    assert "the log of the table of sealed buckets cannot be read: " in str(raised.value)
+    assert "cannot read the log of the table of sealed buckets: " in str(raised.value)
     assert named in str(raised.value)
     assert f"Put {tmp_path}/buckets/_delta_log back from a backup" in str(raised.value)
 

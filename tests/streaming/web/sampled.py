@@ -49,8 +49,8 @@ class SampledHistory:
         samples = [_sample(number) for number in range(first, now_ms // _EVERY_MS)]
         problems = [
             (95_000, "delayline-release-1", "Kafka does not answer (shard 1): Local: Timed out; trying again"),
-            (96_000, "job", "batch 81203: waited 1.4 s for merges, which are behind"),
-            (1_900_000, "delayline-release-0", "messages to orders-old become dead letters: the topic is gone"),
+            (96_000, "job", "batch 81203: waited 1.4 s for merges to catch up"),
+            (1_900_000, "delayline-release-0", "messages for orders-old become dead letters: the topic is gone"),
         ]
         return {
             "status": as_json(replace(status, broker=broker)),

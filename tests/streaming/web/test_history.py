@@ -99,7 +99,7 @@ def test_an_unknown_error_is_logged_and_sampling_goes_on(
     monkeypatch.setattr(module, "status_of_job", first_failing)
     with History(job.settings()) as history:
         assert_eventually(lambda: history.now(0)["samples"], 60)
-    assert "no sample was taken" in caplog.text
+    assert "could not take a sample" in caplog.text
     assert "a defect" in caplog.text
 
 

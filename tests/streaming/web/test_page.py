@@ -133,7 +133,7 @@ def test_a_token_that_the_server_does_not_take_is_forgotten_and_asked_for_again(
     page = open_page()
     _log_in(page, "wrong-token-of-24-characters")
     page.click("#count")
-    page.shows("#said", "this needs the token of web.token")
+    page.shows("#said", "enter the token of web.token")
     assert not page.element("#count").is_displayed()
     # Neither the tab nor its reload has it any more.
     page.reload()

@@ -59,44 +59,44 @@ def test_without_a_job_the_page_says_so(open_site: Site) -> None:
 @pytest.mark.parametrize("path", _ACTIONS)
 def test_without_a_token_in_the_settings_there_are_no_actions(open_site: Site, path: str) -> None:
     status, error = open_site.refusal(path, authorization="Bearer ")
-    assert (status, error) == (403, "there are no actions without web.token: set one")
+    assert (status, error) == (403, "actions are disabled without web.token. Set web.token")
 
 
 @pytest.mark.parametrize("path", [*_ACTIONS, "/api/messages"])
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer wrong", f"Basic {_TOKEN}", f"Bearer {_TOKEN}x"])
 def test_messages_and_actions_need_the_token(guarded_site: Site, path: str, given: str) -> None:
     headers = {"authorization": given} if given else {}
-    assert guarded_site.refusal(path, None, **headers) == (401, "this needs the token of web.token")
+    assert guarded_site.refusal(path, None, **headers) == (401, "enter the token of web.token")
 
 
 @pytest.mark.parametrize("host", ["delayline.example:9466", "127.0.0.1.example", "192.168.1.7:9466", ""])
 def test_without_a_token_messages_are_for_a_browser_on_this_host(open_site: Site, host: str) -> None:
     status, error = open_site.refusal("/api/messages", host=host)
-    assert (status, "on this host alone" in error) == (403, True)
+    assert (status, "on this host only" in error) == (403, True)
 
 
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b"{", "bad-usage: the body is no JSON"),
-        (b"[]", "bad-usage: the body: an object with due_from, due_until"),
-        (b"\xff", "bad-usage: the body is no JSON"),
-        ({"limits": 3}, "bad-usage: the body: an object with due_from, due_until"),
-        ({"limit": 0}, "bad-usage: limit: 1 to 500"),
-        ({"limit": 501}, "bad-usage: limit: 1 to 500"),
-        ({"limit": True}, "bad-usage: limit: 1 to 500"),
-        ({"limit": "5"}, "bad-usage: limit: 1 to 500"),
-        ({"ids": "in/0/1"}, "bad-usage: ids: a list of message ids"),
-        ({"ids": [1]}, "bad-usage: ids: a list of message ids"),
+        (b"{", "bad-usage: the body is not JSON"),
+        (b"[]", "bad-usage: the body must be an object with some of due_from, due_until"),
+        (b"\xff", "bad-usage: the body is not JSON"),
+        ({"limits": 3}, "bad-usage: the body must be an object with some of due_from, due_until"),
+        ({"limit": 0}, "bad-usage: limit: allowed is 1 to 500"),
+        ({"limit": 501}, "bad-usage: limit: allowed is 1 to 500"),
+        ({"limit": True}, "bad-usage: limit: allowed is 1 to 500"),
+        ({"limit": "5"}, "bad-usage: limit: allowed is 1 to 500"),
+        ({"ids": "in/0/1"}, "bad-usage: ids: allowed is a list of message ids"),
+        ({"ids": [1]}, "bad-usage: ids: allowed is a list of message ids"),
         ({"ids": ["in/0"]}, "bad-usage: 'in/0': "),
         ({"ids": ["other/0/1"]}, "bad-usage: 'other/0/1': other is not in topics.input (in)"),
-        ({"key": 3}, "bad-usage: key: a text"),
-        ({"key": "\ud800"}, "bad-usage: key: a text in Unicode"),
+        ({"key": 3}, "bad-usage: key: allowed is text"),
+        ({"key": "\ud800"}, "bad-usage: key: allowed is Unicode text"),
         ({"due_from": "tomorrow"}, "bad-usage: due_from: 'tomorrow': write epoch ms"),
         ({"due_from": "1798135200"}, "bad-usage: due_from: '1798135200' is seconds by its size"),
         ({"due_until": "1798135200000000"}, "bad-usage: due_until: '1798135200000000' is microseconds by its size"),
         ({"due_until": "999999999999999999w"}, "bad-usage: due_until: '999999999999999999w' is too long"),
-        ({"due_from": "2h", "due_until": "1h"}, "bad-usage: due_until: nothing is due before that"),
+        ({"due_from": "2h", "due_until": "1h"}, "bad-usage: due_until: the range from due_from is empty"),
     ],
 )
 def test_a_wrong_question_is_refused_in_words(open_site: Site, body: bytes | dict[str, Any], error: str) -> None:
@@ -122,20 +122,20 @@ def test_a_wrong_instant_is_refused(open_site: Site, since: str) -> None:
 
 
 def test_a_huge_question_is_refused(open_site: Site) -> None:
-    assert open_site.refusal("/api/messages", b" " * 200_000) == (413, "at most 100,000 bytes")
+    assert open_site.refusal("/api/messages", b" " * 200_000) == (413, "the body must have at most 100,000 bytes")
 
 
 @pytest.mark.parametrize(
     ("action", "body", "error"),
     [
-        ("cancel", {}, "bad-usage: operator: who does this"),
-        ("cancel", {"operator": "a" * 201}, "bad-usage: operator: who does this"),
-        ("cancel", {"operator": "a\nb"}, "bad-usage: operator: who does this"),
-        ("cancel", {"operator": "Ada"}, "bad-usage: the selection is no longer there: count again"),
+        ("cancel", {}, "bad-usage: operator: give your name"),
+        ("cancel", {"operator": "a" * 201}, "bad-usage: operator: give your name"),
+        ("cancel", {"operator": "a\nb"}, "bad-usage: operator: give your name"),
+        ("cancel", {"operator": "Ada"}, "bad-usage: the selection no longer exists. Count again"),
         ("postpone", {"operator": "Ada"}, "bad-usage: by: "),
         ("postpone", {"operator": "Ada", "by": "-1h"}, "bad-usage: by: "),
-        ("postpone", {"operator": "Ada", "by": "0s"}, "bad-usage: by: longer than 0"),
-        ("postpone", {"operator": "Ada", "by": "1h"}, "bad-usage: the selection is no longer there: count again"),
+        ("postpone", {"operator": "Ada", "by": "0s"}, "bad-usage: by: allowed is a duration longer than 0"),
+        ("postpone", {"operator": "Ada", "by": "1h"}, "bad-usage: the selection no longer exists. Count again"),
     ],
 )
 def test_a_wrong_action_is_refused_in_words(guarded_site: Site, action: str, body: dict[str, Any], error: str) -> None:

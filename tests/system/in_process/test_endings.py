@@ -50,11 +50,11 @@ def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_t
     assert (newest(checkpoint / "offsets"), newest(checkpoint / "commits")) == (2, 1)
     with replaced(checkpoint / "offsets" / "2", "v1\n", "v9\n"):
         error_line = job.failure()
-    assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/offsets/2 is of version v9, "), error_line
-    assert "run the version that wrote it" in error_line
+    assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/offsets/2 has version v9, "), error_line
+    assert "Run the version that wrote it" in error_line
     with replaced(checkpoint / "delayline-origin.json", '"format": 2', '"format": 9'):
         error_line = job.failure()
-    assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/delayline-origin.json is in format 9, "), (
+    assert error_line.startswith(f"error: checkpoint-version: {checkpoint}/delayline-origin.json has format 9, "), (
         error_line
     )
 
@@ -149,7 +149,7 @@ def test_a_record_that_spark_cannot_read_ends_the_job_until_it_is_deleted(
     ledger.flush()
     error_line = job.failure()
     bad = f"{application.input}/1: offset 0 has timestamp {nanoseconds} ms"
-    assert error_line.startswith(f"error: record-unreadable: {bad}: Spark reads none later than "), error_line
+    assert error_line.startswith(f"error: record-unreadable: {bad}: Spark cannot read timestamps after "), error_line
 
     # As the error advises.
     partition = TopicPartition(application.input, 1, 1)

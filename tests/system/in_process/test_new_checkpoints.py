@@ -102,7 +102,7 @@ def test_a_lost_file_of_sealed_messages_is_named_and_removed_and_its_messages_ar
     assert all(each["offsets"] == each["accepted_again_by_rebuild"] for each in lost_messages)
 
     recheck = job.command("repair")
-    assert (recheck.exit_code, recheck.stdout) == (0, f"all of {table} can be read\n")
+    assert (recheck.exit_code, recheck.stdout) == (0, f"all of {table} is readable\n")
     rebuilt = job.command("rebuild", "--discard-checkpoint")
     assert rebuilt.exit_code == 0, rebuilt.output
     job.run_until(lambda: ledger.verify_after_outage(60))
@@ -130,8 +130,8 @@ def test_run_fresh_delivers_the_input_again_and_run_alone_does_not(
     # As if the folder were not mounted.
     job.overrides.append(f"storage.path={tmp_path / 'empty'}")
     error_line = job.failure()
-    assert error_line.startswith("error: checkpoint-mismatch: there is no checkpoint at "), error_line
-    assert "`delayline run --fresh` starts anew" in error_line
+    assert error_line.startswith("error: checkpoint-mismatch: no checkpoint at "), error_line
+    assert "`delayline run --fresh` starts over" in error_line
 
     def delivery_counts() -> set[int]:
         return set(Counter(record.id for record in ledger.got).values())

@@ -31,9 +31,9 @@ def test_an_added_partition_is_unread_from_offset_0() -> None:
 def test_a_recreated_topic_ends_before_the_offsets_that_were_read() -> None:
     assert truncated(BOUNDS, {"in": {"0": 300, "1": 10, "2": 7}}) == []
     assert truncated(BOUNDS, {"in": {"10": 4, "2": 8, "0": 301, "1": 3}}) == [
-        "in/0 ends at offset 300, and records up to offset 301 were read",
-        "in/2 ends at offset 7, and records up to offset 8 were read",
-        "in/10 is gone, and records up to offset 4 were read",
+        "in/0 ends at offset 300, but records up to offset 301 were read",
+        "in/2 ends at offset 7, but records up to offset 8 were read",
+        "in/10 is gone, but records up to offset 4 were read",
     ]
     assert truncated(BOUNDS, {}) == []
 
@@ -60,7 +60,7 @@ def test_a_batch_warns_of_deleted_records_and_of_a_partition_that_ends_before_wh
     with caplog.at_level(logging.WARNING):
         warn_of_input_loss(BOUNDS, batch)
     cut, deleted = (record.getMessage() for record in caplog.records)
-    assert cut.startswith("batch 7: in/1 ends at offset 4, and records up to 10 were read")
+    assert cut.startswith("batch 7: in/1 ends at offset 4, but records up to 10 were read")
     assert "in/0: offsets 240 to 249 (10 in all) were deleted" in deleted
 
 
@@ -76,5 +76,5 @@ def test_a_batch_that_has_sealed_is_not_replayed_without_its_records() -> None:
     lost = [DeletedRange("in", 0, 100, 120)]
     for ranges, sealed in ((lost, None), (lost, 6), ([], 7)):
         check_replay(7, ranges, sealed)
-    with pytest.raises(RecordsExpired, match=r"offsets 100 to 119 .*batch 7, .* rebuild --discard-checkpoint"):
+    with pytest.raises(RecordsExpired, match=r"offsets 100 to 119 .*batch 7 .* rebuild --discard-checkpoint"):
         check_replay(7, lost, 7)

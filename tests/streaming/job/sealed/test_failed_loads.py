@@ -63,7 +63,7 @@ def test_a_damaged_file_ends_the_batch_that_needs_it_and_fails_no_load_before_th
     assert batches == [[due] for due in near]
     assert failures.by_step["load"] == StepFailures(failed, failed)
     assert f"{damaged} is missing or damaged" in caplog.text
-    with pytest.raises(BucketUnreadable, match="1 messages of bucket 2 lie in it"):
+    with pytest.raises(BucketUnreadable, match="It holds 1 messages of bucket 2"):
         taken(window, 160_000, far_ms + 1)
     # The batch is replayed after the file was put back.
     damaged.write_bytes(whole)

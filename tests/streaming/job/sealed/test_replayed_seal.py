@@ -26,9 +26,9 @@ def test_a_batch_that_has_not_sealed_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("replayed", "words"),
     [
-        ([FIRST, OTHER], "sealed 15 messages .* of shard 0, and its replay seals 10 messages"),
-        ([FIRST, replace(SECOND, count=6), OTHER], "15 messages .* of shard 0, and its replay seals 16"),
-        ([FIRST, SECOND], "sealed 1 messages .* of shard 1, and its replay seals no message"),
+        ([FIRST, OTHER], "sealed 15 messages .* of shard 0, but its replay seals 10 messages"),
+        ([FIRST, replace(SECOND, count=6), OTHER], "15 messages .* of shard 0, but its replay seals 16"),
+        ([FIRST, SECOND], "sealed 1 messages .* of shard 1, but its replay seals no message"),
         ([FIRST, SECOND, OTHER, replace(OTHER, shard=2)], "sealed no message of shard 2"),
         ([FIRST, replace(SECOND, max_deliver_at_ms=3_001), OTHER], r"\(3000\)\) of shard 0"),
         ([replace(FIRST, min_deliver_at_ms=999), SECOND, OTHER], "of shard 0"),

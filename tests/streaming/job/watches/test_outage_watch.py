@@ -29,7 +29,7 @@ def test_a_warning_every_five_seconds_while_kafka_returns_no_offsets(caplog: pyt
         query.now_s += 1
         assert watch.check(_batch(7)) == (query.now_s >= 106)
     assert [record.getMessage() for record in caplog.records] == [
-        f"Kafka does not answer: the offsets of the input cannot be read for {seconds} s, and no batch begins"
+        f"Kafka does not answer: the input offsets cannot be read for {seconds} s, and no batch begins"
         for seconds in (5, 10, 15, 20, 25)
     ]
     assert not watch.check(_batch(8))

@@ -19,16 +19,16 @@ def test_each_step_that_lasts_is_named_once_a_minute(caplog: pytest.LogCaptureFi
         return [record.getMessage() for record in caplog.records]
 
     assert warned(159) == []
-    assert warned(161) == ["the running batch is in its step 'state' for 61 s"]
+    assert warned(161) == ["the running batch has been in its step 'state' for 61 s"]
     assert warned(162) == warned(219) == []
     # The main thread may have been stopped meanwhile.
-    assert warned(350) == ["the running batch is in its step 'state' for 250 s"]
+    assert warned(350) == ["the running batch has been in its step 'state' for 250 s"]
     assert warned(351) == []
     running.clear()
     assert warned(352) == []
     running["state"] = 340.0
     assert warned(399) == [], "the same step of another batch"
-    assert warned(401) == ["the running batch is in its step 'state' for 61 s"]
+    assert warned(401) == ["the running batch has been in its step 'state' for 61 s"]
 
 
 def test_a_step_runs_until_its_block_ends_or_raises() -> None:

@@ -48,7 +48,7 @@ def test_the_state_is_read_once_some_time_after_the_start_and_again_after_an_err
     assert read == []
     counts.reported(7, mutable_buckets=1, lag={})
     assert_eventually(lambda: check_until(1), 30)
-    assert "could not be read, and will be again: the files are gone" in caplog.text
+    assert "could not read the contents of mutable buckets; will try again: the files are gone" in caplog.text
     counts.reported(9, mutable_buckets=1, lag={})
     unchanged.check()
     assert read == [7]
