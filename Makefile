@@ -4,7 +4,7 @@
 # make bench   the benchmarks            make clean
 #
 # Tests, from the fastest:
-# make check              lint, format, types, direction of imports: seconds
+# make check              lint, format, types, imports, language, commit messages: seconds
 # make unit               what needs neither a broker nor Spark: below a minute
 # make test               the checks, and each kind of test: what has to pass before anything lands
 # make test ARGS=...      only these, with pytest's own arguments: ARGS="tests/system/test_clock.py -k hour"
@@ -53,6 +53,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet tests/docs/test_pages.py
+	.ci/commit-messages
 
 unit: $(STAMP)
 	$(BIN)/pytest --numprocesses 2 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder -m "not java and not broker and not spark and not system and not thorough and not soak"
