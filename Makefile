@@ -52,7 +52,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet tests/docs/test_pages.py
+	$(BIN)/pytest --quiet tests/docs/test_pages.py tests/docs/test_messages.py
 	.ci/commit-messages
 
 unit: $(STAMP)

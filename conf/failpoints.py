@@ -25,18 +25,18 @@ ROOT_VARIABLE = "DELAYLINE_FAILPOINT_ROOT"
 POINTS = {
     "recovering": "the driver has read the checkpoint and the tables, and has not started the query",
     "batch-begun": "a batch's steps begin; its offsets are in the offset log, nothing else is done",
-    "claims-read": "the batch knows what forwarders have taken of what it reads; nothing of it is read",
-    "state-held": "the state stage is done and its state is written; nothing is handed over or sealed",
-    "cancelled": "what the batch cancels is stored, with the bucket; none of its answers is handed over",
+    "claims-read": "the batch has the claims about its offsets; it has read no record",
+    "state-held": "the state stage is done and its state is written; nothing is staged or sealed",
+    "cancelled": "the ids that the batch cancels are stored, with the bucket; none of its answers is staged",
     "transaction-open": "due messages are written to the ready log in a transaction that is not committed",
-    "transaction-committed": "a transaction of the hand-over is committed, more may follow",
+    "transaction-committed": "a transaction of staged messages is committed; more may follow",
     "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",
     "sealing": "the lease is checked before a bucket's rows are written; no commit has added it to the table",
     "sealed": "the Delta commit that adds the bucket is done",
-    "merging": "a slice of buckets is merged beside the batches; no commit has stored it",
+    "merging": "a slice of buckets is merged next to the batches; no commit has stored it",
     "slice-merged": "a slice of a merge is stored; the merged buckets are not replaced",
     "merged": "the Delta commit that replaces merged buckets is done; the driver does not know it yet",
-    "cleaning": "parts of the table whose messages are handed over are about to be deleted beside the batches",
+    "cleaning": "parts of the table with staged messages only are about to be deleted",
     "batch-done": "all of the batch is done; Spark has not written its commit log",
 }
 
@@ -62,7 +62,7 @@ FORWARD_POINTS = {
 # The points of a job that takes over the lane of a forwarder.
 LANE_POINTS = {
     "lane-fenced": "the lane's forwarder is fenced and its newest claim read; the job has claimed nothing",
-    "lane-claimed": "the job has claimed what its batch reads; the batch goes on",
+    "lane-claimed": "the job has claimed the records of its batch; the batch continues",
 }
 
 # The points of `delayline rescale` and `delayline rebuild`.

@@ -353,7 +353,7 @@ def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
     places = places_in(answers, asks)
     if (places < 0).any():
         missing = id_texts(asks)[int(np.argmin(places))]
-        raise InvariantViolated(f"the ask {missing} is handed over without an answer")
+        raise InvariantViolated(f"the request {missing} is staged without an answer")
     own = answers.take(pa.array(places))
     keys = pc.coalesce(own.column("key"), asks.column("key"))
     for name, new in (("kind", own.column("kind")), ("value", own.column("value")), ("key", keys)):

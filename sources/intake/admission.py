@@ -26,8 +26,8 @@ def refuse_waiting(
             continue
         most = batch_settings.policy_of(topic).most_waiting
         error = TooManyWaiting(
-            f"{most} messages of {topic} wait, as many as its policy max_waiting allows: publish it again when there "
-            "are fewer"
+            f"{most} messages of {topic} wait, and its policy max_waiting allows no more: publish it again when fewer "
+            "messages wait"
         )
         for partition, start in starts.items():
             rejections.reject(np.flatnonzero(of_topic & (partitions == int(partition)) & (offsets >= start)), error)

@@ -34,7 +34,7 @@ def asked_keys(headers: Headers, count: int, rejections: Rejections) -> pa.Array
     """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none."""
     for name in (REPLACES_HEADER, NAME_HEADER, CANCEL_NAME_HEADER):
         both, _ = headers.named(name)
-        rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is no message: it has no {name}"))
+        rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is not a message and must not have {name}"))
     return ids_named(headers, CANCEL_HEADER, BadCancel, count, rejections)
 
 

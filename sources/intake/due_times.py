@@ -116,7 +116,9 @@ def _of_presets(
             asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]
             if name in preset.refused_with_schedule:
                 asks &= has_schedule[rows]
-            rejections.reject(np.unique(rows[asks]), BadSchedule(f"{name} asks for what Delayline does not do"))
+            rejections.reject(
+                np.unique(rows[asks]), BadSchedule(f"{name} asks for a feature that Delayline does not have")
+            )
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def names_to_cancel(
         rejections.reject(np.arange(len(keys)), off)
     for name in (REPLACES_HEADER, NAME_HEADER):
         both, _ = headers.named(name)
-        rejections.reject(both, error(f"a record with {CANCEL_NAME_HEADER} is no message: it has no {name}"))
+        rejections.reject(both, error(f"a record with {CANCEL_NAME_HEADER} is not a message and must not have {name}"))
     names = pc.if_else(pa.array(by_key), pc.coalesce(names, keys), names)
     unnamed = np.flatnonzero(np.asarray(pc.is_null(names)))
     rejections.reject(unnamed, error("a record that cancels a message by its key has a key"))

@@ -158,7 +158,7 @@ def _nats_schedule(value: bytes | None) -> int:
         text = header_text(value)
         kind, _, instant = text.partition(" ")
         if kind != "@at":
-            raise ValueError(f"{quoted(text)} is none; schedules that repeat are not supported")
+            raise ValueError(f"{quoted(text)} is not; repeating schedules are not supported")
         if not _RFC_3339.fullmatch(instant.strip()):
             raise ValueError(f"{quoted(instant)} is not RFC 3339")
         return parse_instant(instant.strip())

@@ -84,8 +84,8 @@ def publish(
     sends anything, unless --unchecked is given.
 
     With --replaces, the command waits for the job's answer, and shows it on standard error. Exit codes then: 0 the new
-    message is accepted, 3 it is not, since the old one is cancelled, 4 it is not, since the old one is handed over or
-    not known, 1 no answer in time.
+    message is accepted; 3 it is refused, because the old one was cancelled before; 4 it is refused, because the old one
+    is staged or unknown; 1 there was no answer in time.
     """
     from sources.canceller import Canceller, place_of
     from sources.intake.schedule_headers import schedule_headers

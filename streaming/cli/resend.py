@@ -72,7 +72,7 @@ def resend(
     delayline-first-id has the id that the record had first.
 
     JSON objects have: id, code, text, partition and offset (in the dead-letter topic), new_id (null if not sent),
-    refusal (null if there is none).
+    refusal (or null).
     """
     from sources.dead_letters.letter import Choice
     from streaming.operations.resend import Request

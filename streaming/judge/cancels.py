@@ -157,7 +157,7 @@ class Answers:
                     yield f"{ask} is always to be accepted, and was answered {content}"
             elif condition == "waiting":
                 if content.get("result") != "cancelled":
-                    yield f"{ask} was accepted, and what it replaces was not cancelled: {content}"
+                    yield f"{ask} was accepted, but the message that it replaces was not cancelled: {content}"
                 if asks[ask] in replaced_by:
                     yield f"{asks[ask]} was replaced by {replaced_by[asks[ask]]}, and by {ask}"
                 replaced_by[asks[ask]] = ask

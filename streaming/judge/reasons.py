@@ -110,7 +110,7 @@ def claim_problems(claims: Iterable[Claim], circumstances: Circumstances) -> Ite
         elif _is_wrong(reason, claim, circumstances):
             yield f"{claim.ask} asks for {claim.asked}, and its answer cannot be true: {claim.reason}"
     if handed_over >= _LEAST_ASKS and unsure > MOST_UNSURE * handed_over:
-        yield f"{unsure} of {handed_over} asks for messages that are handed over are unknown, though nothing began anew"
+        yield f"{unsure} of {handed_over} requests for staged messages are unknown, although no process restarted"
 
 
 def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> bool:

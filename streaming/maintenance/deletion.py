@@ -85,7 +85,7 @@ class Deletion:
         return Step(self.kind, "a deletion", partial(self._delete, gone, partitions), [self.kind])
 
     def _delete(self, gone: set[str], partitions: set[str]) -> Outcome:
-        log.info("deleting %d partitions whose messages are staged or abandoned", len(partitions))
+        log.info("deleting %d partitions of staged or abandoned messages", len(partitions))
         failpoint("cleaning")
         self._store.delete(partitions)
         return partial(self._forget, gone, partitions)

@@ -309,7 +309,7 @@ class JobCounts(Collector):
             return
         table, all_waiting = self._table, self._waiting(self._done, self._table)
         yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table.buckets)
-        yield _gauge("delayline_sealed_segments", "Segments whose metadata the driver holds.", len(table.segments))
+        yield _gauge("delayline_sealed_segments", "Segments of sealed buckets.", len(table.segments))
         yield _gauge("delayline_metadata_bytes", "Memory of segment metadata.", metadata_bytes(table.segments))
         yield _gauge(
             "delayline_sealed_bytes",

@@ -40,7 +40,7 @@ def free_space(path: str) -> str:
     try:
         usage = shutil.disk_usage(_existing(folder))
     except OSError as problem:
-        return f", whose free space cannot be read ({problem.strerror})"
+        return f" (its free space is unknown: {problem.strerror})"
     return f", where {usage.free:,} of {usage.total:,} bytes are free"
 
 

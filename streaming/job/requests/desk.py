@@ -227,7 +227,7 @@ class RequestDesk:
         undecided = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
         decision = decide(asks, facts, undecided)
         log.info(
-            "batch %d: decides %d asks, and cancels %d messages; %d of these since another one keeps its name",
+            "batch %d: decided %d requests, cancelled %d messages; %d of these because their name is taken",
             span.batch_id, asks.num_rows, decision.cancelled.num_rows, named.dropped.num_rows,
         )  # fmt: skip
         return decision

@@ -143,7 +143,7 @@ class RecalledMessages:
                     writer.delete(self._epoch, piece)
             self._runs.forget(due_before_ms, bounds)
         except ProducerFenced:
-            log.warning("another process of this application has begun to forget what was recalled")
+            log.warning("another process of this application has begun to delete old recalled ids")
         except (KafkaException, BrokerUnreachable) as problem:
             log.warning("the recalled topic could not be read ahead: %s", self._cause_of(problem))
 
@@ -185,8 +185,8 @@ class RecalledMessages:
             if self._topic_id is not None or (self._has_run and writer.known_from is None):
                 bounds = _highest(bounds, {source: end for source, (_, end) in input_bounds(self._settings).items()})
                 log.warning(
-                    "%s is new, or has lost records: who asks for a message that is handed over or delivered, and was "
-                    "published until now, may get `unknown` from here on",
+                    "%s is new, or has lost records. Requests about messages that are already staged or delivered may "
+                    "be answered `unknown` from now on",
                     self._topic,
                 )
             self._move(writer, bounds, present)
