@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sources.intake.accept import accept
 from sources.intake.grouping import Grouping
+from sources.intake.request_grouping import RequestGrouping
 from sources.intake.stubs import COLUMNS
 from sources.intake.taken import left_to_batch
 from state.checkpoint.batch_settings import RunningBatch
@@ -95,8 +96,7 @@ def accepting(
 
     Records that forwarders have taken are left out before anything of them is parsed.
 
-    Asks for a cancel are messages as well. Beside that each shard gets all of them, as chunks of `ASK_SCHEMA`: which
-    shard has the message that one asks for is not known here.
+    Requests are messages as well. What they ask for follows in chunks of its own (`sources.intake.request_grouping`).
 
     A chunk's event time is null: only the clock may move the watermark, and Spark drops a stateful row whose event
     time is behind it.
@@ -105,20 +105,23 @@ def accepting(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batch = running_batch()
         # Spark reads each input partition in a task of its own.
-        grouping = Grouping(batch)
+        grouping, requests = Grouping(batch), RequestGrouping(batch)
         for read in batches:
             records = left_to_batch(pa.Table.from_batches([read]), batch.taken)
             if records.num_rows:
                 accepted = accept(records, batch.settings, batch.clock_ms, batch.refusal)
                 for key, own, filling in grouping.divide(accepted.messages):
-                    chunks = [encode_chunk(piece) for piece in split_by_bytes(own, _CHUNK_BYTES)]
-                    yield _rows(key, [*chunks, *[None] * filling])
-                if accepted.asks.num_rows:
-                    chunks = [encode_chunk(piece) for piece in split_by_bytes(accepted.asks, _CHUNK_BYTES)]
-                    for key in batch.settings.shard_keys:
-                        yield _rows(key, chunks)
+                    yield _rows(key, [*_chunks(own), *[None] * filling])
+                for key, asks in requests.divide(accepted):
+                    yield _rows(key, _chunks(asks))
+        for key, ids in requests.ids():
+            yield _rows(key, _chunks(ids))
 
     return run
+
+
+def _chunks(rows: pa.Table) -> list[bytes]:
+    return [encode_chunk(piece) for piece in split_by_bytes(rows, _CHUNK_BYTES)]
 
 
 def _rows(key: int, chunks: Sequence[bytes | None]) -> pa.RecordBatch:

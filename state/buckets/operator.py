@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,13 +24,14 @@ from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.due_spans import due_runs, encode_runs
 from state.group_keys import overflow_of
+from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
 from state.kinds import is_message
 from state.message import decode_chunk, encode_chunk, split_by_bytes
-from state.message_ids import NO_IDS, ids_in, places_in
+from state.message_ids import NO_IDS
 from state.order import key_of
 
 # One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, a chunk of
-# asks for a cancel, or a filler.
+# asks, a chunk of what was taken out for them, or a filler.
 SHARD_OUTPUT_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string()),
@@ -57,10 +58,8 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 )
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
-DUE, SEALED, KEPT, ASKED, FILLER = "due", "sealed", "kept", "asked", "filler"
-# The chunks of `ASKED` rows: an ask, and if the shard had the message, which is taken out then, when that is due (epoch
-# ms; null if it had none). The first shard passes on all asks, the others those whose message they had.
-ASKED_SCHEMA = ASK_SCHEMA.append(pa.field("found_due_ms", pa.int64()))
+# The chunks of `ASKED` rows are of `ASK_SCHEMA`. Those of `TAKEN_OUT` rows have the columns `ID` and `deliver_at_ms`.
+DUE, SEALED, KEPT, ASKED, TAKEN_OUT, FILLER = "due", "sealed", "kept", "asked", "taken-out", "filler"
 
 # Of how many bytes of messages Spark may collect the rows.
 FILLED_BYTES = 32 * 1024 * 1024
@@ -83,6 +82,9 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         batch_settings = batch.settings
         cutoff_ms = max(int(state.getCurrentWatermarkMs()), batch_settings.first_cutoff_ms)
         chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"] if chunk is not None]
+        asks, asked = (_with_schema(chunks, schema) for schema in (ASK_SCHEMA, BITMAPS_SCHEMA))
+        if asks or asked:
+            chunks = [chunk for chunk in chunks if not any(map(chunk.schema.equals, (ASK_SCHEMA, BITMAPS_SCHEMA)))]
         accepted = _accepted(chunks)
         overflow = overflow_of(key[0], batch_settings.shards)
         if overflow is not None:
@@ -94,15 +96,14 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             return
         shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
-        asks = [chunk for chunk in chunks if chunk.schema.equals(ASK_SCHEMA)]
-        replacements = NO_IDS
-        if asks:
-            arrivals_alone = [chunk for chunk in chunks if not chunk.schema.equals(ASK_SCHEMA)]
-            asked = pa.concat_tables(asks)
+        passed_on = _table_rows(ASKED, asks, shard, cutoff_ms)
+        if asked:
             # For good: what is taken out here is cancelled, whatever the batch decides.
-            (waiting, *chunks), found = take_out([waiting, *arrivals_alone], ids_in(asked))
-            yield _asked_rows(asked, found, batch, shard, cutoff_ms)
-            replacements = replacement_ids(asked)
+            (waiting, *chunks), found = take_out([waiting, *chunks], ids_from(asked))
+            passed_on += _table_rows(TAKEN_OUT, [found], shard, cutoff_ms)
+        if passed_on:
+            yield _frame(passed_on)
+        replacements = replacement_ids(pa.concat_tables(asks)) if asks else NO_IDS
         result = advance(waiting, chunks, cutoff_ms, batch_settings, replacements)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))
@@ -192,7 +193,15 @@ def _rows(
     """Return the rows of `SHARD_OUTPUT_SCHEMA` for one group, with the column `accepted`."""
     own = ShardRows(batch.settings, batch.settings.first_bucket + batch.batch_id, shard, cutoff_ms, first_segment)
     rows = [*own.due(result.due), *own.sealed(result.sealed), own.kept(result.kept, batch.clock_ms, accepted)]
+    return _frame(rows)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
+
+
+def _with_schema(chunks: Iterable[pa.Table], schema: pa.Schema) -> list[pa.Table]:
+    return [chunk for chunk in chunks if chunk.schema.equals(schema)]
 
 
 def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
@@ -208,8 +217,7 @@ def _accepted(chunks: Iterable[pa.Table]) -> str:
     """Return how many of the messages that have come are of each input topic, as JSON: no dead letters, no asks."""
     counts: Counter[str] = Counter()
     for chunk in chunks:
-        if not chunk.schema.equals(ASK_SCHEMA):
-            counts.update(_by_topic(chunk.column("topic").filter(pa.array(is_message(chunk)))))
+        counts.update(_by_topic(chunk.column("topic").filter(pa.array(is_message(chunk)))))
     return json.dumps(counts)
 
 
@@ -217,16 +225,11 @@ def _by_topic(topics: pa.ChunkedArray) -> dict[str, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(topics).to_pylist()}
 
 
-def _asked_rows(asks: pa.Table, found: pa.Table, batch: RunningBatch, shard: int, cutoff_ms: int) -> pd.DataFrame:
-    """Return `asks` as rows of `ASKED`, where the shard had the messages `found` (`state.buckets.mutable.take_out`)."""
-    places = places_in(found, asks)
-    due_ms = found.column("deliver_at_ms").take(pa.array(places, mask=places < 0))
-    asked = asks.append_column(ASKED_SCHEMA.field("found_due_ms"), due_ms)
-    passed_on = asked if shard == 0 else asked.filter(pc.is_valid(due_ms))
-    pieces = split_by_bytes(passed_on, _DUE_CHUNK_BYTES) if passed_on.num_rows else []
-    base = {**_FILLER, "kind": ASKED, "shard": shard, "cutoff_ms": cutoff_ms}
-    rows = [{**base, "count": piece.num_rows, "chunk": encode_chunk(piece)} for piece in pieces]
-    return pd.DataFrame(rows, columns=SHARD_OUTPUT_SCHEMA.names).astype({"chunk": object})
+def _table_rows(kind: str, tables: Sequence[pa.Table], shard: int, cutoff_ms: int) -> list[dict[str, Any]]:
+    """Return `tables` as rows of `kind`, for the driver."""
+    base = {**_FILLER, "kind": kind, "shard": shard, "cutoff_ms": cutoff_ms}
+    pieces = [piece for table in tables if table.num_rows for piece in split_by_bytes(table, _DUE_CHUNK_BYTES)]
+    return [{**base, "count": piece.num_rows, "chunk": encode_chunk(piece)} for piece in pieces]
 
 
 def _bounds(messages: pa.Table) -> dict[str, int]:

@@ -17,9 +17,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
-from state.buckets.operator import ASKED, KEPT
+from state.buckets.operator import ASKED, KEPT, TAKEN_OUT
 from state.buckets.parts import part_of
-from state.cancel import ASK_SCHEMA
 from state.checkpoint.progress import BatchSpan
 from state.kinds import is_message
 from state.message import decode_chunk
@@ -29,19 +28,22 @@ from streaming.job.requests.sealed_ids import SealedIds
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
     """Return the rows that the state stage of a batch gives, without chunks of messages, which no driver reads."""
-    return shard_output.withColumn("chunk", expr(f"IF(kind IN ('{ASKED}', '{KEPT}'), chunk, NULL)")).collect()
+    kinds = f"'{ASKED}', '{TAKEN_OUT}', '{KEPT}'"
+    return shard_output.withColumn("chunk", expr(f"IF(kind IN ({kinds}), chunk, NULL)")).collect()
 
 
 def read_asks(rows: Iterable[Row]) -> tuple[pa.Table, pa.Table]:
     """Return the asks of a batch, and the messages that the state stage has taken out (`CANCELLED_SCHEMA`)."""
-    tables = [(row["shard"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] == ASKED]
-    asks = pa.concat_tables([table for shard, table in tables if shard == 0])
-    found = pa.concat_tables([table for _, table in tables]).filter(pc.is_valid(pc.field("found_due_ms")))
-    # Several asks may name one message.
-    taken_out = found.group_by(list(ID)).aggregate([("found_due_ms", "max")])
+    tables = [(row["kind"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] in (ASKED, TAKEN_OUT)]
+    asks = pa.concat_tables([table for kind, table in tables if kind == ASKED])
+    found = [table for kind, table in tables if kind == TAKEN_OUT]
+    if not found:
+        return asks, CANCELLED_SCHEMA.empty_table()
+    # Two have one id if an input topic was created again.
+    taken_out = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
     never = pa.repeat(pa.scalar(NEVER_MS), taken_out.num_rows)
-    columns = [*(taken_out.column(name) for name in ID), never, taken_out.column("found_due_ms_max")]
-    return asks.select(ASK_SCHEMA.names), pa.table(columns, schema=CANCELLED_SCHEMA)
+    columns = [*(taken_out.column(name) for name in ID), never, taken_out.column("deliver_at_ms_max")]
+    return asks, pa.table(columns, schema=CANCELLED_SCHEMA)
 
 
 def waiting(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -20,16 +22,19 @@ from state.buckets.operator import (
     KEPT,
     SEALED,
     SHARD_OUTPUT_SCHEMA,
+    TAKEN_OUT,
     fillers,
     update_shard,
 )
 from state.buckets.parts import sealed_part
-from state.cancel import ASK_SCHEMA
+from state.cancel import ALWAYS, ASK_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy, RunningBatch
 from state.due_spans import DueRun, decode_runs
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
+from state.index.offset_bitmaps import as_table, bitmaps_of
 from state.kinds import REQUEST
 from state.message import decode_chunk, encode_chunk
+from state.message_ids import ID
 from tests.messages import messages, some_batch_settings
 
 BATCH_SETTINGS = some_batch_settings(shard_keys=(7, 1), bucket_max_messages=4)
@@ -102,8 +107,8 @@ def test_messages_are_accepted_by_topic_without_dead_letters_and_asks() -> None:
     ]
     arrivals = messages({"offset": number} | row for number, row in enumerate(rows))
     kept = encode_chunk(due_at(700))
-    asks = ASK_SCHEMA.empty_table()
-    for key, before, chunks in ((1, kept, [arrivals, asks]), (overflow_key(1, 0, 2), None, [arrivals])):
+    of_requests = [ASK_SCHEMA.empty_table(), ids_asked(900)]
+    for key, before, chunks in ((1, kept, [arrivals, *of_requests]), (overflow_key(1, 0, 2), None, [arrivals])):
         frame = pd.concat(frames_of(group_state(100, before), *chunks, key=key))
         (accepted,) = frame[frame["kind"] == KEPT]["accepted"]
         assert json.loads(accepted) == {"a": 2, "b": 1}
@@ -183,21 +188,36 @@ def asks_for(*offsets: int) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=ASK_SCHEMA)
 
 
-@pytest.mark.parametrize(("key", "passed_on"), [(7, [1, 2, 9]), (1, [1, 2])], ids=["first shard", "another"])
-def test_what_is_cancelled_leaves_the_shard_and_the_first_shard_passes_on_all_asks(
-    key: int, passed_on: list[int]
-) -> None:
+def ids_asked(*offsets: int) -> pa.Table:
+    return as_table(bitmaps_of([due_at(0).select(ID).take([0] * len(offsets)).set_column(2, "offset", [offsets])]))
+
+
+def rows_of(frames: Iterable[pd.DataFrame], kind: str) -> list[dict[str, Any]]:
+    own = [frame[frame["kind"] == kind]["chunk"] for frame in frames]
+    return [row for chunks in own for chunk in chunks for row in decode_chunk(chunk).to_pylist()]
+
+
+def test_a_shard_takes_out_what_is_cancelled_and_says_what_it_had() -> None:
     state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000, 6_000)))
     arrivals = messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in [(2, 50), (3, 60), (4, 7_000)])
-    asked, frame = frames_of(state, arrivals, asks_for(1, 9, 2), key=key)
-    assert set(asked["kind"]) == {ASKED}
-    rows = decode_chunk(asked["chunk"][0]).to_pylist()
-    assert sorted(row["offset"] for row in rows) == passed_on
-    dues = {row["offset"]: row["found_due_ms"] for row in rows if row["found_due_ms"] is not None}
-    assert dues == {1: 6_000, 2: 50}
-    due = decode_chunk(frame[frame["kind"] == DUE]["chunk"].iloc[0])
-    assert due.column("offset").to_pylist() == [3]
+    # Of two input partitions.
+    frames = frames_of(state, ids_asked(1, 9), arrivals, ids_asked(2, 9), key=7)
+    assert [(row["offset"], row["deliver_at_ms"]) for row in rows_of(frames, TAKEN_OUT)] == [(1, 6_000), (2, 50)]
+    assert [row["offset"] for row in rows_of(frames, DUE)] == [3]
     assert decode_chunk(state.get[0]).column("offset").to_pylist() == [0, 4]
+    assert not rows_of(frames, ASKED)
+
+
+def test_a_shard_passes_on_the_requests_that_it_gets_and_keeps_no_message_that_came_with_one() -> None:
+    state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000)))
+    arrivals = messages({"deliver_at_ms": 7_000, "topic": "in", "partition": 1, "offset": at} for at in (101, 102, 103))
+    cancel, *others = asks_for(1, 2, 3).to_pylist()
+    asks = pa.Table.from_pylist([cancel, *(row | {"condition": ALWAYS} for row in others)], schema=ASK_SCHEMA)
+    frames = frames_of(state, arrivals, asks.slice(0, 1), asks.slice(1), key=7)
+    assert rows_of(frames, ASKED) == asks.to_pylist()
+    assert [row["offset"] for row in rows_of(frames, SEALED)] == [101, 102]
+    assert decode_chunk(state.get[0]).column("offset").to_pylist() == [0, 103]
+    assert not rows_of(frames, TAKEN_OUT)
 
 
 def test_dead_letters_and_asks_are_not_cancelled() -> None:
@@ -207,6 +227,5 @@ def test_dead_letters_and_asks_are_not_cancelled() -> None:
             {"deliver_at_ms": 50, "offset": 2, "kind": REQUEST, "key": b"in/0/7"},
         ]
     )
-    asked, frame = frames_of(group_state(cutoff_ms=100), arrivals, asks_for(1, 2), key=7)
-    assert [row["found_due_ms"] for row in decode_chunk(asked["chunk"][0]).to_pylist()] == [None, None]
+    (frame,) = frames_of(group_state(cutoff_ms=100), arrivals, ids_asked(1, 2), key=7)
     assert frame[frame["kind"] == DUE]["count"].tolist() == [2]

@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.operator import SHARD_OUTPUT_SCHEMA
-from state.cancel import MessageId
+from state.buckets.operator import ASKED, SHARD_OUTPUT_SCHEMA, TAKEN_OUT
+from state.cancel import ASK_SCHEMA, MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
+from state.message import encode_chunk
+from state.message_ids import ID
 from streaming.job.requests.search import driver_rows
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
@@ -24,6 +27,8 @@ TOPIC = "delayline-in"
 READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
 # The batch's clock, which is before its cutoff.
 CLOCK_MS = 400
+# An ask; and if the state stage has taken out the message, when that was due (epoch ms).
+ASKED_SCHEMA = ASK_SCHEMA.append(pa.field("found_due_ms", pa.int64()))
 
 
 def seal(store: BucketTable, number: int, **dues: int) -> None:
@@ -63,3 +68,15 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
     table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
     frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
     return frame, driver_rows(frame)
+
+
+def asked_rows(asks: pa.Table) -> list[dict[str, Any]]:
+    """Return what the state stage gives for `asks` (`ASKED_SCHEMA`): two shards pass them on, one had what is found."""
+    found = asks.filter(pc.is_valid(asks.column("found_due_ms"))).select([*ID, "found_due_ms"])
+    own, half = asks.select(ASK_SCHEMA.names), asks.num_rows // 2
+    chunks = [
+        (ASKED, 0, own.slice(0, half)),
+        (ASKED, 1, own.slice(half)),
+        (TAKEN_OUT, 1, found.rename_columns([*ID, "deliver_at_ms"])),
+    ]
+    return [{"kind": kind, "shard": shard, "chunk": encode_chunk(each)} for kind, shard, each in chunks if len(each)]

@@ -28,6 +28,7 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
+from sources.intake.request_grouping import RequestGrouping
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
 from state.buckets.parts import IdRows
@@ -222,9 +223,10 @@ class Service:
         self, span: BatchSpan, clock_ms: int, arrivals: Accepted, overflows: bool
     ) -> tuple[pa.Table, list[bytes | None]]:
         running = RunningBatch(span.batch_id, BATCH_SETTINGS, 2, 100, clock_ms)
-        own: dict[int, list[bytes | None]] = {
-            key: [encode_chunk(arrivals.asks)] if arrivals.asks.num_rows else [] for key in BATCH_SETTINGS.shard_keys
-        }
+        own: dict[int, list[bytes | None]] = {key: [] for key in BATCH_SETTINGS.shard_keys}
+        requests = RequestGrouping(running)
+        for key, own_requests in [*requests.divide(arrivals), *requests.ids()]:
+            own[key].append(encode_chunk(own_requests))
         for shard, messages in by_shard(arrivals.messages, SHARDS):
             half = messages.num_rows // 2 if overflows else messages.num_rows
             own[BATCH_SETTINGS.shard_keys[shard]].append(encode_chunk(messages.slice(0, half)))

@@ -17,7 +17,7 @@ from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.join_commits import join_cancelled
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.operator import ASKED, ASKED_SCHEMA, DUE, KEPT, SEALED
+from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
 from state.cancel import MessageId, Undecided
@@ -35,6 +35,7 @@ from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages
 from tests.streaming.job.requests.desk_bench import (
+    ASKED_SCHEMA,
     BATCH,
     BATCH_SETTINGS,
     CLOCK_MS,
@@ -42,6 +43,7 @@ from tests.streaming.job.requests.desk_bench import (
     READ,
     TOPIC,
     CancelledId,
+    asked_rows,
     each_of,
     output_of,
     seal,
@@ -102,8 +104,8 @@ def decide(
     asks = [
         {**ask_row(each, ("asks", 1, at)), "found_due_ms": _due_ms(each[2] in found)} for at, each in enumerate(ids)
     ]
-    chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
-    frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}, *more.get("rows", ())])
+    asked_for = asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
+    frame, rows = output_of(store, [*asked_for, *more.get("rows", ())])
     decision = RequestDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
     by_ask = answers_in(decision)
     assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
@@ -126,8 +128,7 @@ def replace(
         | {"condition": condition, "deliver_at_ms": 70_000, "found_due_ms": _due_ms(old in found)}
         for own, old, condition in asked
     ]
-    chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
-    frame, output = output_of(store, [{"kind": ASKED, "chunk": chunk}, *rows])
+    frame, output = output_of(store, [*asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)), *rows])
     decision = RequestDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
@@ -370,8 +371,7 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
     assert recalled == []
     monkeypatch.setattr(RecalledMessages, "knows_all", knows_all)
     ask = ask_row((TOPIC, 0, 5), ("asks", 1, 0))
-    chunk = encode_chunk(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA))
-    frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
+    frame, rows = output_of(store, asked_rows(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA)))
     decision = RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
     (value,) = decision.answers.column("value").to_pylist()
     # For the release processes, an ask of 1970 is older than they are: they answer it with `unknown` at the worst.
@@ -427,5 +427,4 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
 
 def asked_for(store: BucketTable, *offsets: int) -> tuple[DataFrame, list[Row]]:
     asks = [ask_row((TOPIC, 0, at), ("asks", 1, at)) for at in offsets]
-    chunk = encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
-    return output_of(store, [{"kind": ASKED, "chunk": chunk}])
+    return output_of(store, asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)))

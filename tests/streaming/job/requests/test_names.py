@@ -16,12 +16,10 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.join_commits import join_names
 from state.buckets.cancelled import cancelled_rows
-from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
 from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, Undecided, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.kinds import REQUEST
-from state.message import encode_chunk
 from state.message_ids import NO_IDS, Ids, ids_of
 from state.names import KEEP, NAMED_SCHEMA, name_rows
 from state.reasons import Reason
@@ -31,11 +29,13 @@ from streaming.job.requests.names import Holder, LookedUp, in_turn, look_up
 from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
 from tests.streaming.job.requests.desk_bench import (
+    ASKED_SCHEMA,
     BATCH,
     CLOCK_MS,
     PREVIOUS_MS,
     READ,
     TOPIC,
+    asked_rows,
     each_of,
     output_of,
     seal,
@@ -87,8 +87,8 @@ def decide(
     asked = pa.concat_tables([asks_for(*given, **terms), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
     dues = {offset: due for offset, _, due in given}
     found_due_ms = [*[None] * len(given), *(dues.get(offset, FAR_MS) for offset in found), *(None for _ in not_found)]
-    chunk = encode_chunk(asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64())))
-    frame, rows = output_of(store, [{"kind": ASKED, "chunk": chunk}])
+    asked = asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64()))
+    frame, rows = output_of(store, asked_rows(asked))
     desk = desk or RequestDesk(store, Settings())
     decision = desk.decide(frame, rows, of or span(), clock_ms)
     answers: dict[int, Any] = {}

@@ -16,20 +16,18 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.topics.topics import ensure_topics
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.operator import ASKED, ASKED_SCHEMA
 from state.buckets.parts import IdRows
 from state.cancel import OLD_MS, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import REQUEST
-from state.message import encode_chunk
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.local.broker import EmbeddedBroker
 from streaming.maintenance.maintenance import Maintenance
 from tests.conftest import MakeSettings
 from tests.messages import cancelled, some_batch_settings
-from tests.streaming.job.requests.desk_bench import output_of
+from tests.streaming.job.requests.desk_bench import ASKED_SCHEMA, asked_rows, output_of
 from tests.streaming.sealed import cancelled_in, seal_messages
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -64,9 +62,7 @@ def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id:
         | {"ask_topic": "asks", "ask_partition": 0, "ask_offset": offset}
         for offset in range(READ)
     ]
-    frame, rows = output_of(
-        store, [{"kind": ASKED, "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))}]
-    )
+    frame, rows = output_of(store, asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)))
     decision = desk.decide(frame, rows, span(settings, batch_id), NOW_MS)
     by_ask = zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value", "kind")), strict=True)
     return {

@@ -1,0 +1,63 @@
+"""Choosing the groups of the state stage that get the requests of a batch.
+
+A request says what it asks for once, to one group. If it comes with a message, that is the group of the message's
+shard, which must not keep the message. Otherwise any group will do, since it only passes the request on.
+
+Which shard has a message does not follow from its id: the output partition depends on the key and the headers of its
+record. So each shard gets the ids that are asked for, but these alone, as bitmaps. No shard gets the ids of messages
+that forwarders have taken, or of messages that have a name: no mutable bucket has these.
+
+Pure. What is chosen does not depend on how Spark cuts the records into tables, as far as a decision can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from sources.intake.accepted import Accepted
+from state.cancel import own_ids
+from state.checkpoint.batch_settings import RunningBatch
+from state.index.offset_bitmaps import as_table, bitmaps_of
+from state.kinds import is_message
+from state.message_ids import ID, places_in
+from state.shards import shard_of, shards_of
+
+
+class RequestGrouping:
+    """Divides the requests among the records of one input partition."""
+
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch = batch
+        self._asked: list[pa.Table] = []
+
+    def divide(self, accepted: Accepted) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the key of each group that passes some of the requests on, and what they ask for (`ASK_SCHEMA`)."""
+        asks, settings = accepted.asks, self._batch.settings
+        if not asks.num_rows:
+            return
+        self._asked.append(asks.filter(pc.greater_equal(asks.column("offset"), 0)).select(ID))
+        routes = accepted.messages.select([*ID, "kind", "output_topic", "output_partition"])
+        # A message comes before the request that has its id.
+        own = routes.take(pa.array(places_in(routes, own_ids(asks))))
+        topic, partition = (own.column(name)[0].as_py() for name in ID[:2])
+        any_shard = shard_of(topic, partition, settings.shards)
+        shards = np.where(is_message(own), shards_of(own, settings.shards), any_shard)
+        for shard in np.unique(shards).tolist():
+            yield settings.shard_keys[shard], asks.filter(pa.array(shards == shard))
+
+    def ids(self) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the key of each shard's own group, and the ids that are asked for (`BITMAPS_SCHEMA`), if there are any.
+
+        Call it once, behind all records.
+        """
+        taken = self._batch.taken.offsets
+        asked = {source: own - taken.get(source, BitMap64()) for source, own in bitmaps_of(self._asked).items()}
+        ids = as_table({source: own for source, own in asked.items() if own})
+        if ids.num_rows:
+            for key in self._batch.settings.shard_keys:
+                yield key, ids
