@@ -131,7 +131,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         guard.take_over(store, token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint.
-    _refuse_lost_plan(checkpoint, store, planned)
+    refuse_lost_plan(checkpoint, store, planned)
     _refuse_older(checkpoint, store, markers, planned)
     # 6. Read the metadata.
     cutoff_ms = origin.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
@@ -306,7 +306,7 @@ def _refuse_second_beginning(
         )
 
 
-def _refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
+def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
     """Raise CheckpointMismatch if a batch has sealed that is not in the offset log.
 
     Spark would plan the batch anew, with other records. The table would then take what the batch seals for sealed

@@ -28,7 +28,7 @@ from state.checkpoint.progress import refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
-from streaming.checkpoint.recovery import read_markers, refuse_rebuilt
+from streaming.checkpoint.recovery import read_markers, refuse_lost_plan, refuse_rebuilt
 from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
 from streaming.processes.drain import drain
@@ -68,7 +68,7 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
     """Rescale the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Refuse a checkpoint that another has replaced, and guard the table's log.
+    1. Refuse a checkpoint that another has replaced, or that lost its newest batches, and guard the table's log.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
     4. Close the lanes of forwarders, fence the writers of the old job, and release all that was handed over: each
@@ -81,7 +81,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     before = current.origin
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} already has {shards} shards")
-    # 1. Refuse a replaced checkpoint, and guard the log.
+    # 1. Refuse such a checkpoint, and guard the log.
     refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
@@ -90,6 +90,8 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     refuse_rebuilt(current, store)
+    # Step 3 would not: it finds nothing to replay. The state would get the bucket number of the lost batch.
+    refuse_lost_plan(current, store, current.last_planned())
     if lease.after_a_crash:
         guard.take_over(store, merge_token(store, lease.fencing_token))
     # 2. Create partitions of the progress topic.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -36,14 +35,8 @@ from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.messages import some_batch_settings
+from tests.streaming.checkpoint_logs import plan
 from tests.streaming.sealed import sealed_rows
-
-
-def plan(checkpoint: Path, batch_id: int, clock_ms: int = 20) -> None:
-    """Add a batch to the offset log, as Spark writes it."""
-    (checkpoint / "offsets").mkdir(exist_ok=True)
-    metadata = json.dumps({"batchTimestampMs": clock_ms, "batchWatermarkMs": 10})
-    (checkpoint / "offsets" / str(batch_id)).write_text(f'v1\n{metadata}\n{{"in":{{"0":7}}}}')
 
 
 @pytest.fixture

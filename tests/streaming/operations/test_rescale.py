@@ -1,7 +1,8 @@
-"""Which checkpoint a rescale refuses, because another has replaced it."""
+"""Which checkpoint a rescale refuses: one that another has replaced, and one that lost its newest batches."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,21 @@ from pyspark.sql import SparkSession
 from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
+from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, marker_key
-from sinks.topics.topics import ensure_topics
+from sinks.topics.topics import ensure_topics, partition_counts
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.operations.rescale import refuse_replaced
+from streaming.checkpoint.recovery import recover
+from streaming.operations.rescale import _rescale, refuse_replaced
+from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
+from tests.messages import some_batch_settings
+from tests.streaming.checkpoint_logs import commit, plan
+from tests.streaming.sealed import sealed_rows
 
 FIRST = CheckpointOrigin("one", 1, 2)
 SECOND = replace(FIRST, checkpoint="two", generation=2)
@@ -63,3 +71,19 @@ def test_a_checkpoint_that_is_not_retired_is_refused_if_another_was_announced(
     announce_origin(settings, SECOND)
     with pytest.raises(CheckpointMismatch, match="checkpoint one was replaced by two"):
         refuse_replaced(settings, first)
+
+
+def test_a_checkpoint_that_lost_a_batch_which_has_sealed_is_refused_before_anything_changes(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    with closing(HeldLease(settings, "rescale")) as lease:
+        checkpoint = recover(spark, settings, False, lease).checkpoint
+        plan(tmp_path / "checkpoint", 0)
+        commit(tmp_path / "checkpoint", 0)
+        # Batch 1, of which nothing is in the offset log.
+        store, origin = BucketTable(spark, buckets_path(settings)), checkpoint.origin
+        store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
+        with pytest.raises(CheckpointMismatch, match=r"that batch 1 sealed, but the offset log .* batch 0"):
+            _rescale(spark, settings, 8, lease)
+    assert not checkpoint.is_retired()
+    assert partition_counts(settings, [settings.progress_topic])[settings.progress_topic] < 8
