@@ -208,9 +208,11 @@ def _begin(
     Raises CheckpointMismatch if a second beginning is refused.
     """
     if not checkpoint.is_initialized():
+        # Before the fence too: behind it, neither the earlier checkpoint nor a rebuild of it can go on.
+        _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh:
             _fence_earlier(store, markers)
-        _refuse_second_beginning(checkpoint, store, markers, fresh)
+            _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh and store.exists():
             # The new checkpoint reads the asks for them again, and those that have names, as all other records.
             store.delete({kind.partition(bucket) for kind in IdRows for bucket in store.id_partitions(kind)})

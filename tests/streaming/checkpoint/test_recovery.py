@@ -151,6 +151,22 @@ def test_after_a_fresh_start_nothing_of_the_checkpoint_before_is_sealed(
     assert not recovered.store.is_fenced(fresh.checkpoint)
 
 
+def test_a_fresh_start_that_is_refused_does_no_harm(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    recovered = recover(spark, settings, False, lease)
+    plan(tmp_path / "checkpoint", 0)
+    earlier = recovered.checkpoint.origin.checkpoint
+    recovered.store.append(sealed_rows(spark, 0, [{"deliver_at_ms": 99}], some_batch_settings()), earlier, 0)
+    kept = (tmp_path / "checkpoint").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointMismatch, match="holds sealed messages of an earlier one"):
+        recover(spark, settings, True, lease)
+    # A rebuild can seal the rest, and the checkpoint can go on if it is put back.
+    assert not any(map(recovered.store.is_fenced, (earlier, writer_of_input(earlier))))
+    kept.rename(tmp_path / "checkpoint")
+    assert recover(spark, settings, False, lease).catalog.messages == 1
+
+
 def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
