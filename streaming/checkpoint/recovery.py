@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from conf.errors import CheckpointMismatch, CheckpointUnreadable, UsageError
 from conf.instants import instant_and_ms
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
@@ -93,9 +93,9 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     5. Refuse a checkpoint that is older than the table or the markers.
     6. Read the metadata of the live segments.
 
-    `fresh` allows a new checkpoint although an earlier one has handed messages over. Raises CheckpointMismatch if going
-    on could lose or double a message, CheckpointUnreadable, CheckpointVersion or BucketUnreadable if files cannot be
-    read, ApplicationHeld, BrokerUnreachable.
+    `fresh` allows a new checkpoint although an earlier one has handed messages over. Raises UsageError if that is still
+    there, CheckpointMismatch if going on could lose or double a message, CheckpointUnreadable, CheckpointVersion or
+    BucketUnreadable if files cannot be read, ApplicationHeld, BrokerUnreachable.
     """
     lease.check()
     checkpoint = current_checkpoint(spark, settings)
@@ -105,6 +105,12 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     # 1. Read the logs.
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
+    # A start that was cut off may have begun the checkpoint.
+    if fresh and checkpoint.is_initialized() and (planned is not None or checkpoint.origin.cutoff_ms):
+        raise UsageError(
+            f"--fresh: there is a checkpoint at {checkpoint.path}, from which `delayline run` continues. To deliver "
+            "all messages again that are still in the input topics, use --fresh with another storage.path"
+        )
     # 2. Read the markers.
     markers = read_markers(settings)
     if planned is not None and _never_ran(settings, checkpoint, store, markers, planned, lease):

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from conf.errors import ApplicationHeld, CheckpointMismatch
+from conf.errors import ApplicationHeld, CheckpointMismatch, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.setting_types import DAY
 from conf.settings import Settings
@@ -158,6 +158,8 @@ def test_a_fresh_start_that_is_refused_does_no_harm(
     plan(tmp_path / "checkpoint", 0)
     earlier = recovered.checkpoint.origin.checkpoint
     recovered.store.append(sealed_rows(spark, 0, [{"deliver_at_ms": 99}], some_batch_settings()), earlier, 0)
+    with pytest.raises(UsageError, match=r"there is a checkpoint at \S+, from which `delayline run` continues"):
+        recover(spark, settings, True, lease)
     kept = (tmp_path / "checkpoint").rename(tmp_path / "elsewhere")
     with pytest.raises(CheckpointMismatch, match="holds sealed messages of an earlier one"):
         recover(spark, settings, True, lease)
