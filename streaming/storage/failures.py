@@ -47,6 +47,8 @@ _STEPS: tuple[tuple[str, str, str | None], ...] = (
 )
 _STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|CANNOT_READ_STREAMING_STATE_FILE")
 _STATE_FILE = re.compile(r"(?:file:)?(\S+/state/\d+/\d+/[\w.-]*\w)")
+# A file of the checkpoint, or the pointer to it, that does not fit the checksum beside it.
+_CHECKSUM = re.compile(r"ChecksumException: Checksum error: (?:file:/*(?=/))?(\S+/checkpoint(?:s|-\d+)?/\S+)")
 _READ_FILE = re.compile(r"FAILED_READ_FILE[\w.]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
 _LOG = re.compile(r"\[(DELTA_(?:VERSIONS_NOT_CONTIGUOUS|STATE_RECOVER\w*|LOG_FILE\w*|TRUNCATED\w*|MISSING\w*))\] (.+)")
 _LOG_FILE = re.compile(r"(?:file:/*(?=/))?(\S+/_delta_log/[\w.-]+\.(?:json|parquet))")
@@ -99,6 +101,8 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
     if _STATE.search(text):
         file = match[1] if (match := _STATE_FILE.search(text)) else _place(storage, "state")
         return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
+    if checksum := _CHECKSUM.search(text):
+        return CheckpointUnreadable(f"{checksum[1]} is damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
     if entry := _LOG_FILE.search(text) or _LOG.search(text):
         return BucketUnreadable(
             f"cannot read the log of the table of sealed buckets: {entry[1]} is missing or damaged "

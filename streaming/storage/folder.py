@@ -24,6 +24,8 @@ class Folder:
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
         self.path = path
         self._files = self._path_of(path).getFileSystem(self._conf)
+        # On a local disk, Hadoop keeps the checksum of a file beside it.
+        self._has_checksums = self._files.getUri().getScheme() == "file"
 
     def exists(self) -> bool:
         """Return whether there is anything at `path`."""
@@ -64,4 +66,9 @@ class Folder:
         manager.mkdirs(self._path_of(self.path))
         stream = manager.createAtomic(self._path_of(self.path, name), replace)
         stream.write(bytearray(text.encode()))
+        if replace and self._has_checksums:
+            # `close` renames the file, and then its checksum. After a kill in between, the one of the file before would
+            # fit nothing, and no start could read the file.
+            folder, slash, file = name.rpartition("/")
+            self.delete(f"{folder}{slash}.{file}.crc")
         stream.close()

@@ -9,10 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointUnreadable, CheckpointVersion
+from conf.settings import Settings
 from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHistory
 from state.checkpoint.file_format import FORMAT, with_format
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.storage.failures import translate_storage_errors
+from streaming.storage.folder import Folder
 from tests.messages import some_batch_settings
 
 ORIGIN = CheckpointOrigin("c", 1, 2, cutoff_ms=5)
@@ -104,6 +107,51 @@ def test_what_a_batch_refuses_is_read_for_that_batch_alone(spark: SparkSession, 
     overwrite(tmp_path / "checkpoint/delayline-refused.json", with_format('{"batch": 4}'))
     with pytest.raises(CheckpointUnreadable, match=r"delayline-refused.json is damaged.*delayline rebuild"):
         checkpoint.refused(4)
+
+
+@pytest.mark.parametrize("name", ["delayline-settings.json", "commits/3"])
+def test_a_file_can_be_read_after_a_kill_while_it_was_replaced(
+    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = Folder(spark, str(tmp_path))
+    before = folder.read(name)
+    folder.write(name, f"{before} ")
+    managers = folder._file_manager
+
+    class Killed:
+        """Writes files, and dies when it has renamed one, and not its checksum."""
+
+        def create(self, *arguments: object) -> Killed:
+            self.manager = managers.create(*arguments)
+            return self
+
+        def mkdirs(self, path: object) -> None:
+            self.manager.mkdirs(path)
+
+        def createAtomic(self, *arguments: object) -> Killed:
+            return self
+
+        def write(self, text: bytearray) -> None:
+            self.text = bytes(text)
+
+        def close(self) -> None:
+            (tmp_path / name).write_bytes(self.text)
+
+    monkeypatch.setattr(folder, "_file_manager", Killed())
+    folder.write(name, f"{before}  ")
+    assert folder.read(name) == f"{before}  "
+
+
+def test_a_file_that_does_not_fit_its_checksum_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(spark, str(tmp_path / "checkpoint-2"))
+    checkpoint.initialize(ORIGIN)
+    file = tmp_path / "checkpoint-2" / "delayline-origin.json"
+    file.write_text(file.read_text() + " ")
+    with (
+        pytest.raises(CheckpointUnreadable, match=rf"^checkpoint-unreadable: {file} is damaged.*delayline rebuild"),
+        translate_storage_errors(Settings()),
+    ):
+        Checkpoint(spark, checkpoint.path).origin  # noqa: B018
 
 
 def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
