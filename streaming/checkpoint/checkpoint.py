@@ -131,11 +131,15 @@ class Checkpoint:
             self._files.write(file, with_input_offsets(text, offsets))
 
     def settings_history(self) -> SettingsHistory:
-        """Return the batch settings that earlier starts recorded; an empty history if none did.
+        """Return the batch settings that earlier starts recorded; an empty history before the first batch.
 
         Raises CheckpointUnreadable, CheckpointVersion.
         """
         text = self._files.read(_SETTINGS_HISTORY)
+        if text is None and self.last_planned() is not None:
+            raise CheckpointUnreadable(
+                f"{self.path} has batches, but {_SETTINGS_HISTORY} is missing. {CHECKPOINT_REMEDY}"
+            )
         if text is None:
             return SettingsHistory(())
         try:

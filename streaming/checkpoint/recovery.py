@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CheckpointMismatch, CheckpointUnreadable, UsageError
+from conf.errors import CheckpointMismatch, UsageError
 from conf.instants import instant_and_ms
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
@@ -385,10 +385,6 @@ def _amended_history(
             f"bucket.shards to {origin.shards}, or change the checkpoint with `delayline rescale`"
         )
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
-    if planned is not None and not history.entries:
-        raise CheckpointUnreadable(
-            f"{checkpoint.path} has batches, but delayline-settings.json is missing. {CHECKPOINT_REMEDY}"
-        )
     keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
     counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
     known = history.newest.input_ids if history.entries else origin.input_ids

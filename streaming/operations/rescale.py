@@ -100,6 +100,9 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     if not current.is_retired():
         spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
         finish_planned(spark, without_forwarders(with_shards(settings, before.shards)), current, lease)
+        # All that step 5 reads: after a refusal there, this command would be the only one that goes on from it.
+        current.check_logs()
+        current.settings_history()
         current.retire()
     # 4. Fence and release.
     close_lanes(settings, lease.check_now)

@@ -154,6 +154,17 @@ def test_a_file_that_does_not_fit_its_checksum_is_named(spark: SparkSession, tmp
         Checkpoint(spark, checkpoint.path).origin  # noqa: B018
 
 
+def test_a_missing_history_is_named_if_there_are_batches(
+    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "delayline-settings.json").unlink()
+    with pytest.raises(CheckpointUnreadable, match=r"but delayline-settings.json is missing.*delayline rebuild"):
+        read_all(spark, tmp_path)
+    for file in (tmp_path / "offsets").iterdir():
+        file.unlink()
+    assert checkpoint.settings_history() == SettingsHistory(())
+
+
 def test_a_missing_origin_is_named(spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "delayline-origin.json").unlink()
     with pytest.raises(CheckpointUnreadable, match=r"delayline-origin.json is missing.*delayline rebuild"):

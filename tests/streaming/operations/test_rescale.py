@@ -1,4 +1,4 @@
-"""Which checkpoint a rescale refuses: one that another has replaced, and one that lost its newest batches."""
+"""Which checkpoint a rescale refuses: one that was replaced, or that lost its newest batches or its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from conf.errors import CheckpointMismatch
+from conf.errors import CheckpointMismatch, CheckpointUnreadable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
@@ -87,3 +87,16 @@ def test_a_checkpoint_that_lost_a_batch_which_has_sealed_is_refused_before_anyth
             _rescale(spark, settings, 8, lease)
     assert not checkpoint.is_retired()
     assert partition_counts(settings, [settings.progress_topic])[settings.progress_topic] < 8
+
+
+def test_a_checkpoint_that_lost_what_a_rescale_reads_is_refused_before_it_is_retired(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    with closing(HeldLease(settings, "rescale")) as lease:
+        checkpoint = recover(spark, settings, False, lease).checkpoint
+        plan(tmp_path / "checkpoint", 0)
+        commit(tmp_path / "checkpoint", 0)
+        (tmp_path / "checkpoint" / "delayline-settings.json").unlink()
+        with pytest.raises(CheckpointUnreadable, match=r"batches, but delayline-settings\.json is missing"):
+            _rescale(spark, settings, 3, lease)
+    assert not checkpoint.is_retired()
