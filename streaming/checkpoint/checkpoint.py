@@ -83,7 +83,12 @@ class Checkpoint:
         return PlannedBatch(batch_id, clock_ms, cutoff_ms, offsets or self.origin.offsets)
 
     def forget_planned(self, batch_id: int) -> None:
-        """Delete the newest batch from the offset log: Spark plans it again. Nothing of it may have run."""
+        """Delete the newest batch from the offset log, and what it refuses: Spark plans it again.
+
+        It may have left nothing.
+        """
+        # First: of the batch that is planned in its place, this would refuse records which that takes in.
+        self._files.delete(_REFUSED)
         self._files.delete(f"offsets/{batch_id}")
 
     def raise_next_cutoff(self, batch_id: int, cutoff_ms: int) -> None:

@@ -109,6 +109,15 @@ def test_what_a_batch_refuses_is_read_for_that_batch_alone(spark: SparkSession, 
         checkpoint.refused(4)
 
 
+def test_a_batch_that_is_planned_again_refuses_nothing_that_it_refused_before(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    checkpoint.write_refused(4, Refusal({"in": {"0": 5}}, 900))
+    checkpoint.forget_planned(4)
+    assert not (tmp_path / "offsets/4").exists()
+    assert checkpoint.refused(4) == NONE_REFUSED
+
+
 @pytest.mark.parametrize("name", ["delayline-settings.json", "commits/3"])
 def test_a_file_can_be_read_after_a_kill_while_it_was_replaced(
     spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
