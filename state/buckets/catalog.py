@@ -16,8 +16,8 @@ class SegmentCatalog:
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
         self._buckets: dict[int, dict[tuple[int, int], Segment]] = {}
         self._by_start: SortedKeyList[Segment, int] = SortedKeyList(key=lambda segment: segment.min_deliver_at_ms)
-        # By part of a merge that is about to be finished: the parts that replace it.
-        self._successors: dict[str, frozenset[str]] = {}
+        # By bucket of a merge that is about to be finished: the parts that replace it.
+        self._successors: dict[int, frozenset[str]] = {}
         self.add(segments)
 
     def __len__(self) -> int:
@@ -56,29 +56,30 @@ class SegmentCatalog:
         It has either, whatever its version. So a reader asks for both (`parts_of`) until `replace` is called.
         """
         successors = frozenset(segment.part for segment in merged)
-        self._successors |= {segment.part: successors for segment in replaced}
+        self._successors |= {segment.bucket: successors for segment in replaced}
 
     def replace(self, buckets: Iterable[int], merged: Iterable[Segment]) -> None:
         """Replace all segments of `buckets` by `merged`."""
-        merged = list(merged)
         for bucket in buckets:
             for segment in self._buckets.pop(bucket, {}).values():
                 self._by_start.remove(segment)
-        done = frozenset(segment.part for segment in merged)
-        self._successors = {part: after for part, after in self._successors.items() if after != done}
+            self._successors.pop(bucket, None)
         self.add(merged)
 
     def parts_of(self, segments: Iterable[Segment]) -> set[str]:
         """Return the parts that have the messages of `segments`, in any version of the table that may be read now."""
-        parts = {segment.part for segment in segments}
-        return parts.union(*(self._successors.get(part, ()) for part in parts))
+        parts, buckets = set[str](), set[int]()
+        for segment in segments:
+            parts.add(segment.part)
+            buckets.add(segment.bucket)
+        return parts.union(*(self._successors.get(bucket, ()) for bucket in buckets))
 
     def unannounced(self, segments: Iterable[Segment]) -> list[Segment]:
         """Return those of `segments` that no announced merge replaces: every readable version has all their messages.
 
         The merged part lacks the messages that were cancelled before the merge.
         """
-        return [segment for segment in segments if segment.part not in self._successors]
+        return [segment for segment in segments if segment.bucket not in self._successors]
 
     def starting_before(self, end_ms: int) -> Iterator[Segment]:
         """Return the segments whose earliest message is due before `end_ms`, in order of that message."""

@@ -161,6 +161,18 @@ def test_a_merge_whose_messages_are_all_delivered_meanwhile_has_no_new_place() -
     assert len(catalog) == 0
 
 
+def test_a_merge_that_leaves_nothing_ends_no_other_such_merge() -> None:
+    buckets = [segment(bucket, number=0, start_ms=bucket, length_ms=5) for bucket in (1, 2)]
+    catalog = SegmentCatalog(buckets)
+    for each in buckets:
+        catalog.announce([each], [])
+    catalog.replace([1], [])
+    # Without the messages of bucket 2, its readers must ask as for any announced merge.
+    assert catalog.unannounced(buckets[1:]) == []
+    catalog.replace([2], [])
+    assert catalog.unannounced([segment(2, number=0, start_ms=2, length_ms=5)]) != []
+
+
 # Merges one after the other, each as a range of the live buckets by position; whether it is finished at once.
 MERGES = st.lists(st.tuples(st.integers(0, 9), st.integers(2, 4), st.booleans()), max_size=8)
 
