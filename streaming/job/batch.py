@@ -122,7 +122,7 @@ class BatchRunner:
         self._last_writers: dict[int, str] = {}
         # Of one batch the hand-over and the seal, and the two that follow the seal before.
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="batch")
-        self._ahead = LookAhead(state.store, self._cancels, self._start)
+        self._ahead = LookAhead(state.store, self._cancels, self._start, failures)
         self._arrivals = ArrivalWatch(settings)
         self._input = InputWatch(settings)
 

@@ -15,7 +15,9 @@ from streaming.storage.failures import innermost_cause, storage_failure, text_of
 log = logging.getLogger(__name__)
 
 # The kinds of steps, as metrics name them.
-MERGE, DELETE, JOIN, VACUUM, CLEAN_LOG, LOAD = STEPS = ("merge", "delete", "join", "vacuum", "clean-log", "load")
+MERGE, DELETE, JOIN, VACUUM, CLEAN_LOG, LOAD, COPY_IDS = STEPS = (
+    "merge", "delete", "join", "vacuum", "clean-log", "load", "copy-ids",
+)  # fmt: skip
 
 _FIRST_PAUSE_S = 60.0
 # A merge may read and write for hours before it comes to the file that it cannot read.
@@ -32,7 +34,7 @@ class _Pause(NamedTuple):
 class Failures:
     """Items whose last step failed, by kind of step: buckets of a merge, partitions of ids, or the one item of a kind.
 
-    The loads that the prefetch window makes ahead of need are a kind of step too.
+    The loads that the prefetch window makes ahead of need are a kind of step too, and so is the copying of ids.
 
     Each is left alone for a pause, which doubles with each failure in a row. Instants are seconds by `now`. Only the
     query's thread may use it.

@@ -10,21 +10,32 @@ from concurrent.futures import Future
 
 from sinks.buckets.bucket_table import BucketTable
 from streaming.job.requests.desk import RequestDesk
+from streaming.maintenance.failures import COPY_IDS, Failures
+
+_IDS = ("ids",)
 
 
 class LookAhead:
     """Works out what the newest version of the table has, and copies the ids that are new in it."""
 
     def __init__(
-        self, store: BucketTable, cancels: RequestDesk, start: Callable[[Callable[[], None]], Future[None]]
+        self,
+        store: BucketTable,
+        cancels: RequestDesk,
+        start: Callable[[Callable[[], None]], Future[None]],
+        failures: Failures,
     ) -> None:
-        """Take the table, who needs its ids, and `start`, which runs a function in another thread."""
+        """Take the table, who needs its ids, `start`, which runs a function in another thread, and what is set aside.
+
+        No other thread may use `failures` during `begin`.
+        """
         self._store = store
         self._cancels = cancels
         self._start = start
-        self._version, self._ids = Future[None](), Future[None]()
-        for future in (self._version, self._ids):
-            future.set_result(None)
+        self._failures = failures
+        self._version = Future[None]()
+        self._version.set_result(None)
+        self._ids: Future[None] | None = None
         # The version that was read last, and the table's size in it.
         self._read = -1
         self._size: tuple[int, int] | None = None
@@ -36,9 +47,16 @@ class LookAhead:
     def begin(self) -> None:
         """Begin to read the version that was just committed."""
         self._version = self._start(self._read_version)
-        # No commit waits for it: after a large merge it takes a while. A batch that needs more than is there reads it.
-        if self._ids.done():
-            self._ids.result()
+        # No commit waits for it: after a large merge it takes a while. A batch that needs more than is there reads it,
+        # and fails if it cannot.
+        if self._ids is not None and self._ids.done():
+            try:
+                self._ids.result()
+                self._failures.remove(COPY_IDS, _IDS)
+            except Exception as problem:  # noqa: BLE001, the failures decide which ends the job
+                self._failures.add(COPY_IDS, _IDS, "copying the ids of sealed messages", problem)
+            self._ids = None
+        if self._ids is None and self._failures.is_over(COPY_IDS, _IDS):
             self._ids = self._start(self._cancels.look_ahead)
 
     def size(self) -> tuple[int, int] | None:
