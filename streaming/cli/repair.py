@@ -73,9 +73,15 @@ def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined
     repaired = repair_ready_log(settings_of(config, overrides))
     for shard in repaired:
         typer.echo(f"shard {shard.shard}: {shard.reason}")
-        typer.echo(f"shard {shard.shard}: {shard.lost} messages are lost; {shard.left} are left and will be released")
+        typer.echo(f"shard {shard.shard}: {_loss(shard.lost)}; {shard.left} are left and will be released")
     if not repaired:
         typer.echo("the ready log and the near log are readable in all shards")
+
+
+def _loss(lost: int | None) -> str:
+    if lost is None:
+        return "an unknown number of messages is lost, since the progress topic was lost too"
+    return f"{lost} messages are lost"
 
 
 def _lines(result: Repair) -> list[str]:

@@ -44,13 +44,13 @@ class RepairedShard:
 
     - `reason`: what was wrong
     - `lost`: how many messages were handed over, are not released, and are in no log any more. What no release process
-      had read of the near log is not known
+      had read of the near log is not known. None if the progress topic has lost the count of those handed over
     - `left`: how many of them are still there, and will be released
     """
 
     shard: int
     reason: str
-    lost: int
+    lost: int | None
     left: int
 
 
@@ -92,13 +92,21 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             there = _there(settings, options, shard, position or Position())
             left, counted = _left(settings, options, shard, there)
             marker = read_progress(options, settings.progress_topic, shard)
-            # Without a marker, all that was ever counted is released, or there.
-            released = there.released if marker is None else marker.handed_over + there.forwarded - counted
-            lost = released - there.released
+            released, lost = released_and_lost(0 if marker is None else marker.handed_over, there, counted)
             there = replace(there, released=released, member="repair")
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
             yield RepairedShard(shard, reason, lost, left)
+
+
+def released_and_lost(handed_over: int, there: Position, counted: int) -> tuple[int, int | None]:
+    """Return how many messages of a shard count as released from here on, and how many of these are lost.
+
+    `handed_over` is the count of its marker, `there` the position before, and `counted` how many of the counted
+    messages are in the logs. None are known to be lost if the progress topic was lost, and has counted anew.
+    """
+    gone = handed_over + there.forwarded - counted
+    return (gone, gone - there.released) if gone >= there.released else (there.released, None)
 
 
 def _there(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> Position:

@@ -1,0 +1,38 @@
+"""What a repair of the ready log counts as released and lost."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from sinks.internal_topics.position import Position
+from streaming.cli.app import app
+from streaming.operations import ready_log
+from streaming.operations.ready_log import RepairedShard, released_and_lost
+
+
+@pytest.mark.parametrize(
+    ("handed_over", "counted", "expected"),
+    [
+        (10, 6, (7, 2)),
+        (10, 8, (5, 0)),
+        # A progress topic that was lost counts anew: the count of released messages never goes back.
+        (0, 0, (5, None)),
+        (1, 3, (5, None)),
+    ],
+)
+def test_what_is_neither_in_the_logs_nor_released_is_lost(
+    handed_over: int, counted: int, expected: tuple[int, int | None]
+) -> None:
+    assert released_and_lost(handed_over, Position(released=5, forwarded=3), counted) == expected
+
+
+def test_a_loss_that_nobody_has_counted_is_not_printed_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    repaired = [RepairedShard(0, "the log ends", 2, 1), RepairedShard(1, "the log ends", None, 4)]
+    monkeypatch.setattr(ready_log, "repair_ready_log", lambda settings: repaired)
+    lines = CliRunner().invoke(app, ["repair", "--ready-log"]).stdout.splitlines()
+    assert lines[1::2] == [
+        "shard 0: 2 messages are lost; 1 are left and will be released",
+        "shard 1: an unknown number of messages is lost, since the progress topic was lost too; 4 are left and will be "
+        "released",
+    ]
