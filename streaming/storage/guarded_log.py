@@ -21,6 +21,7 @@ from streaming.storage.paths import is_on_s3, storage_path
 log = logging.getLogger(__name__)
 
 _COPIES = "log-copies"
+_REPLACED = "a process without the lease replaced"
 
 
 def guarded_log(spark: SparkSession, settings: Settings) -> GuardedLog:
@@ -45,17 +46,24 @@ class GuardedLog:
         self._kept: dict[str, str] = {}
 
     def restore(self, store: BucketTable) -> None:
-        """Put back each entry that is not as an earlier process has kept it. Call this before the log is read."""
+        """Put back each entry that is not as an earlier process has kept it. Call this before the log is read.
+
+        One that is missing is lost if it is the newest by its checksum, which Delta writes beside each entry.
+        """
         if not self._needed:
             return
+        names = set(self._log.names())
+        newest = max((name for name in names if name.endswith(".json")), default="")
         for name in self._copies.names():
             entry, copy = self._log.read(name), self._copies.read(name)
-            if entry is None:
+            is_lost = entry is None and name > newest and f"{name.removesuffix('json')}crc" in names
+            if entry is None and not is_lost:
                 # Delta has cleaned the log, and reads it from a later entry on.
                 self._copies.delete(name)
             elif copy is not None:
                 if copy != entry:
-                    self._put_back(name, copy)
+                    what = "was lost" if is_lost else _REPLACED
+                    self._put_back(name, copy, what)
                 self._kept[name] = copy
         self._found = store.newest_version() if store.exists() else -1
 
@@ -104,6 +112,6 @@ class GuardedLog:
                 "entry was restored, and no commit builds on the replacement. Run the same command again"
             )
 
-    def _put_back(self, name: str, text: str) -> None:
-        log.warning("restoring %s/%s, which a process without the lease replaced", self._log.path, name)
+    def _put_back(self, name: str, text: str, what: str = _REPLACED) -> None:
+        log.warning("restoring %s/%s, which %s", self._log.path, name, what)
         self._log.write(name, text)

@@ -50,7 +50,7 @@ def test_an_upload_that_arrives_after_a_takeover_is_undone_before_anything_is_ha
         later.check()
     assert counts(spark, storage) == {0: 1, 1: 1}
     # Once Delta has cleaned the log, there is nothing to guard.
-    for entry in (storage / "buckets" / "_delta_log").glob("*.json"):
+    for entry in (storage / "buckets" / "_delta_log").glob("[0-9]*"):
         entry.unlink()
     GuardedLog(spark, str(storage), needed=True).restore(store)
     assert list((storage / "log-copies").glob("*.json")) == []
@@ -82,6 +82,35 @@ def test_an_upload_that_replaces_the_fence_before_it_is_kept_stays_and_the_next_
     seal(store, 1)
     successor.check()
     assert counts(spark, storage) == {0: 1, 1: 1}
+
+
+def test_the_newest_entry_is_put_back_if_it_is_lost_and_deleted_with_its_checksum_if_that_was_meant(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    store = BucketTable(spark, str(storage / "buckets"))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    seal(store, 0)
+    guard = GuardedLog(spark, str(storage), needed=True)
+    guard.restore(store)
+    guard.take_over(store, 2)
+    newest = max((storage / "buckets" / "_delta_log").glob("[0-9]*.json"))
+    whole = newest.read_text()
+
+    def lose(file: Path) -> None:
+        file.unlink()
+        # Hadoop's checksum of a local file. An object store has none.
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    lose(newest)
+    GuardedLog(spark, str(storage), needed=True).restore(store)
+    assert newest.read_text() == whole
+    # As the error of a lost entry says: without the checksum, the job goes on without it.
+    lose(newest)
+    lose(newest.with_suffix(".crc"))
+    GuardedLog(spark, str(storage), needed=True).restore(store)
+    assert not newest.exists()
+    assert not (storage / "log-copies" / newest.name).exists()
 
 
 def test_where_no_file_can_be_replaced_nothing_is_kept(spark: SparkSession, tmp_path: Path) -> None:
