@@ -22,6 +22,7 @@ from benchmarks.plots import figure_of
 from benchmarks.waiting import say
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.parts import IdRows
+from state.checkpoint.origin import CheckpointOrigin
 from state.index.locate import ENTRY_SCHEMA
 from state.message_ids import count_of, ids_of
 from state.names import NAMED_SCHEMA
@@ -158,7 +159,7 @@ def _names(count: int) -> dict[str, Any]:
     say(f"reading {count:,} names")
     ids = StoredIds(cast("BucketTable", _Named(count)))
     before, disk, begun_s = _memory_mb(), _disk_bytes(), time.monotonic()
-    ids.open(count, {TOPIC: {"0": count}})
+    ids.open(count, CheckpointOrigin("benchmark", 1, 1))
     built_s = time.monotonic() - begun_s
     taken = _taken(before, disk, count)
     wanted = np.random.default_rng(1).choice(count, 1_000, replace=False).tolist()

@@ -172,7 +172,7 @@ class RequestDesk:
         """Read the ids as the batch after that of `span` would, if it were asked for something."""
         use_pool(self._store.spark, MAINTENANCE)
         try:
-            self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.ends)
+            self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.origin)
             self._sealed_ids.keep()
         # Whatever it is, a batch that needs the ids reads them again, and fails by it.
         except Exception:
@@ -237,7 +237,7 @@ class RequestDesk:
         if self._is_replay is None:
             stored = self._store.newest_of(span.origin.checkpoint)
             self._is_replay = stored is not None and stored >= span.batch_id
-        self._stored_ids.open(span.bucket, span.starts)
+        self._stored_ids.open(span.bucket, span.origin)
 
     def _look_for(
         self, outcomes: Outcomes, named: LookedUp, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,8 +19,9 @@ from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CancelledIds, replacement_texts
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId
-from state.checkpoint.origin import Offsets
-from state.message_ids import ID, Ids, parse_id
+from state.checkpoint.origin import CheckpointOrigin, by_partition
+from state.kinds import Mask
+from state.message_ids import ID, Ids, is_below, parse_id
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.id_runs import IdRuns
 from streaming.job.requests.local_database import as_tuples, local_database, table_from
@@ -64,11 +66,11 @@ class StoredIds:
         # The topics of messages that keep their names, or did.
         self._keeping: set[str] = set()
 
-    def open(self, before_bucket: int, starts: Offsets) -> None:
+    def open(self, before_bucket: int, origin: CheckpointOrigin) -> None:
         """Read what batches before that of `before_bucket` have stored, unless it is read already.
 
-        What was stored of records from the offsets `starts` on does not count: a lost batch stored it, and they are
-        read again.
+        A lost batch of a checkpoint before that of `origin` may have stored names of records that are read again: these
+        do not count.
         """
         if self._ids is not None:
             return
@@ -76,8 +78,8 @@ class StoredIds:
         for table in self._store.ids_before(IdRows.CANCELLED, before_bucket):
             self._add_cancelled(table)
         for table in self._store.ids_before(IdRows.NAMED, before_bucket):
-            names = table.select(["name", *ID, _DUE, "max_deliver_at_ms", "keeps", "bucket"])
-            self._add_names(names, (row for row in as_tuples(names) if not _is_read_again(row, starts)))
+            names = table.filter(pa.array(~_are_read_again(table, origin)))
+            self._add_names(names.select(["name", *ID, _DUE, "max_deliver_at_ms", "keeps", "bucket"]))
 
     def add(
         self,
@@ -90,13 +92,13 @@ class StoredIds:
         if self._ids is not None:
             ids = cancelled.rename_columns([*ID, _DUE, "max_deliver_at_ms"])
             ids = ids.append_column("name", replacement_texts(cancelled, replaced))
-            self._add_cancelled(ids.append_column("bucket", pa.array([bucket] * ids.num_rows, pa.int64())))
-            self._add_names(names, ((*row, bucket) for row in as_tuples(names)))
+            self._add_cancelled(_with_bucket(ids, bucket))
+            self._add_names(_with_bucket(names, bucket))
 
-    def _add_names(self, names: pa.Table, rows: Iterable[tuple[object, ...]]) -> None:
+    def _add_names(self, names: pa.Table) -> None:
         assert self._ids is not None
         self._keeping.update(names.filter(names.column("keeps")).column("topic").unique().to_pylist())
-        self._ids.executemany(_ADD_NAMED, rows)
+        self._ids.executemany(_ADD_NAMED, as_tuples(names))
 
     def _add_cancelled(self, ids: pa.Table) -> None:
         assert self._ids is not None
@@ -159,7 +161,15 @@ def _names(found: Iterable[tuple[Any, ...] | None]) -> pa.Table:
     return table_from(rows, NAMED_SCHEMA)
 
 
-def _is_read_again(row: tuple[object, ...], starts: Mapping[str, Mapping[str, int]]) -> bool:
-    _, topic, partition, offset, *_ = row
-    assert isinstance(offset, int)
-    return offset >= starts.get(str(topic), {}).get(str(partition), 0)
+def _with_bucket(rows: pa.Table, bucket: int) -> pa.Table:
+    return rows.append_column("bucket", pa.array([bucket] * rows.num_rows, pa.int64()))
+
+
+def _are_read_again(names: pa.Table, origin: CheckpointOrigin) -> Mask:
+    """Return which rows a lost batch has stored of records that the checkpoint of `origin` reads.
+
+    Not by what it has read since, which differs from one process to the next: of an input topic that was created again
+    offsets are low once more.
+    """
+    is_earlier = names.column("bucket").to_numpy() < origin.first_bucket
+    return np.asarray(is_earlier & ~is_below(names, by_partition(origin.offsets)))

@@ -199,7 +199,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
         [19, 20, 23], [CUTOFF_MS - 1, FAR_MS, FAR_MS], [LEFT_IN] * 3,
     ]  # fmt: skip
     stored_ids = StoredIds(store)
-    stored_ids.open(origin.first_bucket, origin.offsets)
+    stored_ids.open(origin.first_bucket, origin)
     known = stored_ids.named_among([named(TOPIC, each) for each in (b"a", b"b", b"c", b"d")], CLOCK_MS)
     assert sorted(known.column("offset").to_pylist()) == [21, 22, 24, 25]
     stored_ids.close()

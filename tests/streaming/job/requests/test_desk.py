@@ -283,7 +283,7 @@ def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) 
     assert [chunks(0, 505, 0, 3), chunks(0, 506, 0, 3)] == [[1], [1, 2]]
     assert [chunks(0, 2**62, bucket, 3) for bucket in (2, 3, 4)] == [[1, 2], [2], []]
     stored = StoredIds(store)
-    stored.open(3, {})
+    stored.open(3, span().origin)
     asked = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]
     known = stored.cancelled_among(ids_of(asked))
     assert {source: own.tolist() for source, own in known.ids.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}

@@ -240,7 +240,7 @@ def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: 
     seal(store, 6, _1=500, _2=600)
     name(store, 7, a=(1, 500), b=(2, 600), c=(3, 600))
     seal(store, 8, _3=600)
-    first = span(0, 0, first_bucket=9, cutoff_ms=2_000)
+    first = span(0, 0, first_bucket=9, cutoff_ms=2_000, offsets={TOPIC: {"0": READ}})
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS), (52, "c", FAR_MS)]
     answers, decision = decide(store, *given, of=first, clock_ms=AFTER_OUTAGE_MS)
     assert answers == {}, "what is handed over is asked for no more"
@@ -320,7 +320,7 @@ def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_co
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000))
     name(store, 5, a=(READ, FAR_MS))
-    again = span(ends={TOPIC: {"0": READ + 1}})
+    again = span(ends={TOPIC: {"0": READ + 1}}, first_bucket=6, offsets={TOPIC: {"0": READ}})
     answers, decision = decide(store, (READ, "a", FAR_MS), of=again)
     assert answers == {}
     assert {each.id for each in each_of(decision.cancelled)} == {place(1)}
@@ -386,7 +386,7 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
 
     def found(before: int = BATCH) -> dict[str, int]:
         stored = StoredIds(store)
-        stored.open(before, {TOPIC: {"0": READ}})
+        stored.open(before, span().origin)
         table = stored.named_among(every, 1_000)
         pairs = zip(table.column("name").to_pylist(), table.column("offset").to_pylist(), strict=True)
         # Of several rows, the last one counts.

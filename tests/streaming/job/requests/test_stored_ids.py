@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +14,15 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.join_commits import join_cancelled
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
+from state.checkpoint.origin import CheckpointOrigin
 from state.message_ids import ids_of, table_of
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
 
 TOPIC, OTHER = "delayline-in", "other"
-STARTS = {TOPIC: {"0": 100, "1": 100}, OTHER: {"0": 100}}
+# Of a checkpoint that began when the first four buckets were sealed.
+ORIGIN = CheckpointOrigin("c", 2, 2, first_bucket=4, offsets={TOPIC: {"0": 100, "1": 100}, OTHER: {"0": 100}})
 # What each batch stores: cancelled ids, and names with offset and due time of their message.
 BATCHES: list[tuple[list[tuple[str, int, int]], dict[str, tuple[int, int]]]] = [
     ([(TOPIC, 0, 1), (TOPIC, 1, 2)], {"a": (10, 5_000), "b": (11, 6_000)}),
@@ -63,8 +66,8 @@ def known(stored: StoredIds, from_ms: int = 0) -> tuple[Any, dict[str, int]]:
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 def test_what_is_read_is_what_earlier_batches_have_stored(full: BucketTable, before: int) -> None:
     read, added = StoredIds(full), StoredIds(full)
-    read.open(before, STARTS)
-    added.open(0, STARTS)
+    read.open(before, ORIGIN)
+    added.open(0, ORIGIN)
     for number in range(before):
         added.add(*tables(number), number)
     first = {(TOPIC, 0): [1], (TOPIC, 1): [2]}
@@ -81,15 +84,24 @@ def test_what_is_read_is_what_earlier_batches_have_stored(full: BucketTable, bef
 
 def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_hides_nothing(full: BucketTable) -> None:
     stored = StoredIds(full)
-    stored.open(9, STARTS)
+    stored.open(9, ORIGIN)
     assert known(stored)[1] == {"a": 12, "b": 11, "c": 13}
     assert known(stored, from_ms=1_000)[1] == {"a": 12, "b": 11}
     stored.close()
 
 
+def test_what_this_checkpoint_has_stored_counts_although_it_reads_lower_offsets_of_a_topic_created_again(
+    full: BucketTable,
+) -> None:
+    stored = StoredIds(full)
+    stored.open(9, replace(ORIGIN, first_bucket=3))
+    assert known(stored)[1] == {"a": 12, "b": 100, "c": 13}
+    stored.close()
+
+
 def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
     stored = StoredIds(full)
-    stored.open(9, STARTS)
+    stored.open(9, ORIGIN)
     # Many more partitions than SQLite takes terms in a condition.
     firsts = {(TOPIC, 0): 3} | {("of-many", number): 7 for number in range(5_000)}
     stored.forget(510, firsts)
@@ -109,7 +121,7 @@ class EmptyTable:
 def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
     stored = StoredIds(cast(BucketTable, EmptyTable()))
-    stored.open(0, STARTS)
+    stored.open(0, ORIGIN)
     # The topic of an id that somebody asks for may be any text.
     ids = [(TOPIC, 0, 1), (TOPIC, 0, 2), ("a/b", 1, 2)]
     replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
@@ -124,7 +136,7 @@ def test_what_is_cancelled_again_is_known_by_the_last_batch_that_did(
 ) -> None:
     monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
     stored = StoredIds(cast(BucketTable, EmptyTable()))
-    stored.open(0, STARTS)
+    stored.open(0, ORIGIN)
     for bucket, offsets in ((3, (1, 2)), (7, (1,))):
         stored.add(cancelled((TOPIC, 0, at, 500, 510) for at in offsets), NAMED_SCHEMA.empty_table(), bucket)
     asked = ids_of((TOPIC, 0, at) for at in (1, 2, 3))
@@ -142,7 +154,7 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
         store.append(store.spark.createDataFrame(rows), "checkpoint", number)
     for _ in range(2):
         stored = StoredIds(store)
-        stored.open(9, STARTS)
+        stored.open(9, ORIGIN)
         assert stored.replaced_among(ids_of((TOPIC, 0, offset) for offset in (1, 2, 3))) == replaced
         stored.close()
         join_cancelled(store, [0, 1, 2], NOTHING_FORGETTABLE)
@@ -153,7 +165,7 @@ def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:
     folder = Path(SparkFiles.getRootDirectory())
     before = set(folder.iterdir())
     stored = StoredIds(full)
-    stored.open(9, STARTS)
+    stored.open(9, ORIGIN)
     assert set(folder.iterdir()) <= before
     assert known(stored)[0]
     stored.close()
