@@ -160,11 +160,13 @@ def accepted_replacements(
     asks: Iterable[Ask],
     cancelled: Collection[MessageId],
     replaced: Mapping[MessageId, MessageId] = NONE_REPLACED,
+    dropped: Iterable[MessageId] = (),
 ) -> set[MessageId]:
     """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
 
     `cancelled` are the messages that the batch has taken out. The ask for one with the lowest id counts as the cause.
-    Of a message that a lost batch took out, `replaced` has the replacement that it accepted in its place.
+    Of a message that a lost batch took out, `replaced` has the replacement that it accepted in its place. Messages that
+    are `dropped` have no asks here, and are not accepted.
 
     A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of the
     same batch, it must have been accepted itself.
@@ -172,7 +174,7 @@ def accepted_replacements(
     in_order = sorted(asks, key=lambda ask: ask.id)
     first = {**_first_asks(in_order, cancelled), **replaced}
     replacements = {ask.id: ask for ask in in_order if ask.condition is not None}
-    accepted: dict[MessageId, bool] = {}
+    accepted = dict.fromkeys(dropped, False)
     for start in replacements:
         # What a replacement depends on is followed to where it is known; round a circle nobody is accepted.
         chain: list[MessageId] = []
@@ -339,6 +341,11 @@ def undecided_asks(asks: pa.Table, undecided: Undecided) -> pa.Table:
     """Return `undecided` in place of an answer to each of `asks`, as a table of `ANSWER_SCHEMA`."""
     values = pa.repeat(pa.scalar(undecided.to_bytes(), pa.large_binary()), asks.num_rows)
     return _answer_table(asks, values, REQUEST)
+
+
+def no_answers(asks: pa.Table) -> pa.Table:
+    """Return that nobody waits for an answer to any of `asks`, as a table of `ANSWER_SCHEMA`."""
+    return _answer_table(asks, pa.nulls(asks.num_rows, pa.large_binary()))
 
 
 def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:

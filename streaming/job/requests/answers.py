@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -12,13 +10,13 @@ import pyarrow.compute as pc
 from state.cancel import (
     ALWAYS,
     OLD_MS,
-    Ask,
     MessageId,
     Undecided,
     answer,
     answers_of,
     answers_to,
     asks_of,
+    no_answers,
     undecided_asks,
 )
 from state.message_ids import Ids, among
@@ -60,18 +58,22 @@ def answers_by(
 
 def answers_for_nothing(asks: pa.Table) -> pa.Table:
     """Return the answers to `asks` by a name that no message has: none to a message that wants none."""
-    answers: dict[MessageId, bytes | None] = {}
-    for ask in asks_of(asks):
-        is_message = ask.condition is not None
-        is_answered = not is_message or ask.wants_answer
-        answers[ask.id] = answer(ask, Reason.NO_SUCH_NAME, True if is_message else None) if is_answered else None
-    return answers_of(answers)
+    is_answered = pc.or_(pc.is_null(asks.column("condition")), asks.column("wants_answer").fill_null(False))
+    answers = {
+        ask.id: answer(ask, Reason.NO_SUCH_NAME, None if ask.condition is None else True)
+        for ask in asks_of(asks.filter(is_answered))
+    }
+    return pa.concat_tables([answers_of(answers), no_answers(asks.filter(pc.invert(is_answered)))])
 
 
-def answers_for_kept(dropped: Iterable[Ask]) -> pa.Table:
+def answers_for_kept(dropped: pa.Table) -> pa.Table:
     """Return the answers to the asks of messages that are `dropped`, with the id of the one that keeps its name."""
-    answers = {ask.id: answer(ask, Reason.NAME_KEPT, False) if ask.wants_answer else None for ask in dropped}
-    return answers_of(answers, {ask.id: ask.asked for ask in dropped if ask.wants_answer})
+    wants_answer = dropped.column("wants_answer").fill_null(False)
+    asks = asks_of(dropped.filter(wants_answer))
+    answers = answers_of(
+        {ask.id: answer(ask, Reason.NAME_KEPT, False) for ask in asks}, {ask.id: ask.asked for ask in asks}
+    )
+    return pa.concat_tables([answers, no_answers(dropped.filter(pc.invert(wants_answer)))])
 
 
 def _answers(
@@ -115,9 +117,8 @@ def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Ids,
     nothing of it, and take it for delivered.
     """
     is_gone = among(asks, not_waiting)
-    no_answers = answers_of(dict.fromkeys((ask.id for ask in asks_of(asks.filter(pa.array(~is_gone)))), None))
     handed_over = [
         _same_answer(asks.filter(pa.array(is_gone & (outcomes == outcome))), outcome, undecided)
         for outcome in np.unique(outcomes[is_gone]).tolist()
     ]
-    return pa.concat_tables([*handed_over, no_answers])
+    return pa.concat_tables([*handed_over, no_answers(asks.filter(pa.array(~is_gone)))])

@@ -25,7 +25,7 @@ have recalled may be more in the replay: an answer may then be another one, but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,17 +36,15 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import (
     ANSWER_SCHEMA,
     NONE_REPLACED,
-    NOTHING,
-    WAITING,
-    Ask,
     MessageId,
     Undecided,
     accepted_replacements,
     asks_of,
+    own_ids,
     replaced_by,
     replacement_ids,
 )
-from state.message_ids import Ids, each_of, ids_in, ids_of, united
+from state.message_ids import Ids, among, each_of, ids_in, ids_of, united
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.answers import answers_by, answers_for_kept, answers_for_nothing
 from streaming.job.requests.outcomes import Outcomes
@@ -114,17 +112,16 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     # As many go on in a replay, whatever is recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set_cancelled(facts.recalled)
-    dropped = asks_of(facts.dropped)
-    replacements = Replacements.of(asks, dropped, outcomes.cancelled, facts.replaced_before)
+    replacements = Replacements.of(asks, facts.dropped, outcomes.cancelled, facts.replaced_before)
     outcomes.cancel(replacements.refused)
     outcomes.close(facts.known_from)
     answers = [
         answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
         answers_for_nothing(for_nothing),
-        answers_for_kept(dropped),
+        answers_for_kept(facts.dropped),
     ]
     refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
-    left_out = united([refused, ids_of(ask.id for ask in dropped), ids_in(facts.due_now), ids_in(facts.superseded)])
+    left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
     return Decision(pa.concat_tables(answers), outcomes.cancelled, left_out, facts.names, replacements.replaced)
 
 
@@ -144,25 +141,29 @@ class Replacements:
     @staticmethod
     def of(
         asks: pa.Table,
-        dropped: Iterable[Ask],
+        dropped: pa.Table,
         cancelled: pa.Table,
         replaced_before: Mapping[MessageId, MessageId],
     ) -> Replacements:
         """Decide the replacements among `asks` (`ASK_SCHEMA`).
 
-        `dropped` are not accepted. `cancelled` is what the batch cancels (`CANCELLED_SCHEMA`), and `replaced_before`
-        what a lost batch has replaced.
+        `dropped` are other asks: their messages replace nothing, and are not accepted. `cancelled` is what the batch
+        cancels (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has replaced.
         """
-        # They replace nothing.
-        refused_before = [ask._replace(asked=NOTHING, condition=WAITING) for ask in dropped]
-        if not refused_before and asks.column("condition").null_count == asks.num_rows:
-            return Replacements()
-        taken = each_of(ids_in(cancelled))
-        every = [*asks_of(asks), *refused_before]
-        accepted = accepted_replacements(every, taken, replaced_before)
-        # Once, and not for each: all records of a batch may be replacements.
-        settled = accepted | taken
-        refused = [ask for ask in every if ask.condition is not None and ask.id not in settled]
-        rows = [dict(zip(CANCELLED_SCHEMA.names, (*ask.id, *[ask.deliver_at_ms] * 2), strict=True)) for ask in refused]
-        as_cancelled = pa.Table.from_pylist(rows, schema=CANCELLED_SCHEMA)
-        return Replacements(frozenset(accepted), as_cancelled, replaced_by(every, taken, accepted))
+        taken = ids_in(cancelled)
+        are_dropped = _as_cancelled(dropped, taken)
+        if asks.column("condition").null_count == asks.num_rows:
+            return Replacements(refused=are_dropped)
+        taken_ids, every = each_of(taken), asks_of(asks)
+        accepted = accepted_replacements(every, taken_ids, replaced_before, each_of(ids_in(own_ids(dropped))))
+        refused = _as_cancelled(asks.filter(pc.is_valid(asks.column("condition"))), united([taken, ids_of(accepted)]))
+        return Replacements(
+            frozenset(accepted), pa.concat_tables([refused, are_dropped]), replaced_by(every, taken_ids, accepted)
+        )
+
+
+def _as_cancelled(asks: pa.Table, but: Ids) -> pa.Table:
+    """Return the messages that `asks` came with (`CANCELLED_SCHEMA`), without those of `but`."""
+    own, due = own_ids(asks), asks.column("deliver_at_ms")
+    messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
+    return messages.filter(pa.array(~among(messages, but)))

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 
-from state.buckets.cancelled import CANCELLED_SCHEMA
-from state.cancel import ALWAYS, ASK_SCHEMA, WAITING, MessageId, accepted_replacements
-from streaming.job.requests import decision
+from state.cancel import ALWAYS, ASK_SCHEMA, WAITING
 from streaming.job.requests.decision import Replacements
-
-
-class CountedSet(set[MessageId]):
-    """A set that counts how many unions it is part of."""
-
-    unions = 0
-
-    def __or__(self, other: object) -> set[MessageId]:  # type: ignore[override]
-        type(self).unions += 1
-        return set(self) | other  # type: ignore[operator]
+from tests.messages import cancelled
 
 
 def replacements(*conditions: str) -> pa.Table:
@@ -26,15 +14,27 @@ def replacements(*conditions: str) -> pa.Table:
     return pa.table([list(column) for column in zip(*rows, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
-def test_what_is_neither_accepted_nor_cancelled_is_refused_by_one_look_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "accepted_replacements", lambda *args: CountedSet(accepted_replacements(*args)))
-    cancelled = pa.Table.from_pylist(
-        [dict(zip(CANCELLED_SCHEMA.names, ("in", 0, offset, 5, 5), strict=True)) for offset in (1, 103)],
-        schema=CANCELLED_SCHEMA,
-    )
-    decided = Replacements.of(replacements(ALWAYS, WAITING, WAITING, WAITING), (), cancelled, {})
+def as_cancelled(*offsets: int) -> pa.Table:
+    return cancelled(("in", 0, offset, 5, 5) for offset in offsets)
+
+
+def test_what_is_neither_accepted_nor_cancelled_is_refused() -> None:
+    asks = replacements(ALWAYS, WAITING, WAITING, WAITING)
+    decided = Replacements.of(asks, asks.slice(0, 0), as_cancelled(1, 103), {})
     assert decided.accepted == {("in", 0, 100), ("in", 0, 101)}
     assert decided.replaced == {("in", 0, 1): ("in", 0, 101)}
     assert decided.refused.column("offset").to_pylist() == [102], "103 is cancelled otherwise"
-    # As large as the batch: one for each ask would take the square of that.
-    assert CountedSet.unions == 1
+
+
+def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
+    asks = replacements(ALWAYS, WAITING, WAITING)
+    # The last one replaces the one before, and that one is dropped.
+    dropped, last = asks.slice(1, 1), asks.slice(2).set_column(2, "offset", pa.array([101]))
+    taken_out = as_cancelled(101)
+    decided = Replacements.of(pa.concat_tables([asks.slice(0, 1), last]), dropped, taken_out, {})
+    assert decided.accepted == {("in", 0, 100)}
+    assert decided.refused.column("offset").to_pylist() == [102], "101 is cancelled otherwise"
+    assert (
+        Replacements.of(asks.slice(0, 0), dropped, as_cancelled(), {}).refused.to_pylist()
+        == as_cancelled(101).to_pylist()
+    )
