@@ -58,6 +58,7 @@ class Decision:
     came with the batch, and are not handed over if they are due now: replacements that it refuses, and others that are
     cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
     (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each cancelled message that one has cancelled.
+    `drops` says whether another message keeps its name from any of them.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
@@ -65,15 +66,19 @@ class Decision:
     left_out: Ids = field(default_factory=dict)
     names: pa.Table = field(default_factory=NAMED_SCHEMA.empty_table)
     replaced: Mapping[MessageId, MessageId] = field(default_factory=dict)
+    drops: bool = False
 
     def shows(self, cutoff_ms: int) -> bool:
         """Return whether anybody can tell, by what is handed over below `cutoff_ms` (epoch ms), what is cancelled.
 
         By an answer, or by the message in whose favour something is cancelled. Then it must be stored before: a rebuild
-        would not know it, and deliver the cancelled message as well.
+        would not know it, and deliver the cancelled message as well. The message that keeps its name may be handed over
+        long before: then nobody has the name after a rebuild, and a message that was dropped would come out.
         """
         if not self.cancelled.num_rows:
             return False
+        if self.drops:
+            return True
         is_told = pc.any(pc.is_valid(self.answers.column("value"))).as_py()
         return bool(is_told or pc.any(pc.less(self.names.column("deliver_at_ms"), cutoff_ms)).as_py())
 
@@ -122,7 +127,10 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     ]
     refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
     left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
-    return Decision(pa.concat_tables(answers), outcomes.cancelled, left_out, facts.names, replacements.replaced)
+    return Decision(
+        pa.concat_tables(answers), outcomes.cancelled, left_out, facts.names, replacements.replaced,
+        drops=facts.dropped.num_rows > 0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -501,6 +501,7 @@ def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store:
         assert decision.left_out[TOPIC, 0].tolist() == [50, 51]
         assert holders(decision) == {"new": 52}
         assert bool(answers) == wants_answer
+        assert decision.shows(PREVIOUS_MS), "the message that keeps its name may be handed over"
     kept_by = {"id": "delayline-in/0/1", "result": "kept", "reason": "name-kept", "why": Reason.NAME_KEPT.why}
     by_none = {"id": None, "result": "unknown", "reason": "no-such-name", "why": Reason.NO_SUCH_NAME.why}
     assert answers == {
