@@ -6,7 +6,6 @@ What is decided the batch stores, and hands the answers over as it does messages
 
 Read `desk` (the steps), `names` (which message has a name), `search` (where a message waits), `outcomes` (what became
 of it) and `decision` (all cases), `answers` (their bytes). Then what the desk knows: `sealed_ids` (where a message is
-sealed), `stored_ids` (which messages are cancelled, or have a name), `recalled` (what release processes have recalled),
-and how that lies on the local disk: `local_database`, `id_runs`,
-`id_file`.
+sealed), `stored_ids` (which messages are cancelled, or have a name), `recalled` (what release processes have recalled;
+`recalled_log` reads that topic), and how that lies on the local disk: `local_database`, `id_runs`, `id_file`.
 """

@@ -7,23 +7,20 @@ disk from then on (`streaming.job.requests.id_runs`).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from itertools import islice
 
 import pyarrow as pa
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message
 
 from conf.errors import BrokerUnreachable
-from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import is_transient_read
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.log_producer import ProducerFenced
-from sinks.internal_topics.newest_record import NO_SUCH_PARTITION, reader_options
+from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.topic_ids import PresentTopic, TopicIds
 from sinks.topics.topics import input_bounds, input_offsets_at
@@ -33,18 +30,17 @@ from state.message_ids import ID_SCHEMA, Ids
 from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall
 from streaming.job.requests.id_runs import IdRuns
 from streaming.job.requests.local_database import table_from
+from streaming.job.requests.recalled_log import RecalledLog
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S, _POLL_S = 10.0, 1.0
-_AT_ONCE = 10_000
 # How many records are kept as single objects before they become a run.
 _MOST_FOUND = 100_000
 # How many records are deleted in one transaction: a second's work.
 _DELETED_AT_ONCE = 10_000
 # How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
 # process hangs or is dead; then its successor, or the broker, ends them.
-_OPEN_S, _PAUSE_S = 0.2, 0.01
+_OPEN_S = 0.2
 # What runs have of each id: also an instant before which it was due (epoch ms), and the partition of its record.
 _RUN_SCHEMA = ID_SCHEMA.append(pa.field("max_deliver_at_ms", pa.int64())).append(pa.field("bucket", pa.int64()))
 
@@ -66,9 +62,7 @@ class RecalledMessages:
         self._epoch = epoch
         self._has_run = has_run
         self._topic_ids: TopicIds | None = None
-        self._consumer: Consumer | None = None
-        # Knows the ends of the topic with what is not committed. It reads nothing.
-        self._reader_of_all: Consumer | None = None
+        self._log = RecalledLog(settings)
         # Kafka's id of the topic, and how far each partition is read; None and empty before the first time.
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
@@ -149,9 +143,7 @@ class RecalledMessages:
 
     def close(self) -> None:
         """Close the consumers."""
-        for consumer in (self._consumer, self._reader_of_all):
-            if consumer is not None:
-                consumer.close()
+        self._log.close()
 
     def _cause_of(self, problem: KafkaException | BrokerUnreachable) -> KafkaException | BrokerUnreachable:
         """Return why the topic cannot be read. Raises RightMissing if waiting does not help."""
@@ -201,66 +193,31 @@ class RecalledMessages:
         present = self._present()
         if present[self._topic].id != self._topic_id:
             self._begin(cutoff_ms, present)
-        bounds = self._ends(wait_s)
+        bounds, self._knows_all = self._log.bounds(self._next, wait_s)
         if any(0 < self._next[number] < low or high < self._next[number] for number, (low, high) in bounds.items()):
             self._begin(cutoff_ms, present)
-            bounds = self._ends(wait_s)
+            bounds, self._knows_all = self._log.bounds(self._next, wait_s)
         begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
         self._read_to(begins, {number: high for number, (_, high) in bounds.items() if high > begins[number]})
         return present
 
     def _read_to(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Read the partitions of `ends` up to there, from the offsets `begins` on."""
-        consumer = self._opened()
         found: _Found = {}
-        left = set(ends)
-        consumer.assign([self._place(number, begins[number]) for number in ends])
-        heard_s = time.monotonic()
-        try:
-            while left:
-                if time.monotonic() > heard_s + _TIMEOUT_S:
-                    raise BrokerUnreachable(f"{self._topic} cannot be read")
-                # Not with a time: it would wait for as many messages until then.
-                for message in (consumer.poll(_POLL_S), *consumer.consume(_AT_ONCE, 0)):
-                    if message is None or not _is_record(message):
-                        continue
-                    heard_s = time.monotonic()
-                    number, offset = message.partition(), message.offset()
-                    assert number is not None
-                    assert offset is not None
-                    is_end = message.error() is not None
-                    if not is_end:
-                        self._take(message, number, found)
-                    if offset + (not is_end) >= ends[number]:
-                        left.discard(number)
-                if len(found) > _MOST_FOUND:
-                    self._add(found)
-        finally:
-            consumer.unassign()
+
+        def take(message: Message) -> None:
+            self._take(message, found)
+            if len(found) > _MOST_FOUND:
+                self._add(found)
+
+        self._log.read(begins, ends, take)
         # What was added of a reading that fails is added again: that changes nothing.
         self._add(found)
         self._next = {**begins, **ends}
 
-    def _ends(self, wait_s: float) -> dict[int, tuple[int, int]]:
-        """Return the first offset and the end of each partition, for a reader of committed records.
-
-        The end is before a transaction that is still open. Such transactions are waited for up to `wait_s`.
-        """
-        until_s = time.monotonic() + wait_s
-        # No admin client: that goes on with the leaders' epochs that it knows, and brokers refuse these once one of
-        # them has started anew, until the client asks for metadata after many minutes.
-        of_all = self._reader_of_all = self._reader_of_all or self._made("read_uncommitted")
-        consumer = self._opened()
-        written = {number: of_all.get_watermark_offsets(self._place(number), _TIMEOUT_S)[1] for number in self._next}
-        while True:
-            bounds = {number: consumer.get_watermark_offsets(self._place(number), _TIMEOUT_S) for number in self._next}
-            self._knows_all = all(end >= written[number] for number, (_, end) in bounds.items())
-            if self._knows_all or time.monotonic() > until_s:
-                return bounds
-            time.sleep(_PAUSE_S)
-
-    def _take(self, message: Message, number: int, found: _Found) -> None:
-        key, value = message.key(), message.value()
+    def _take(self, message: Message, found: _Found) -> None:
+        number, key, value = message.partition(), message.key(), message.value()
+        assert number is not None
         if value is None:
             # An earlier process has forgotten it.
             found.pop((number, key), None)
@@ -283,27 +240,6 @@ class RecalledMessages:
             raise BrokerUnreachable(f"the broker does not know {self._topic}")
         return found
 
-    def _opened(self) -> Consumer:
-        self._consumer = self._consumer or self._made("read_committed")
-        return self._consumer
-
-    def _made(self, isolation: str) -> Consumer:
-        options = reader_options(librdkafka_options(self._settings.kafka), self._topic)
-        return Consumer({**options, "isolation.level": isolation}, logger=client_log(log))
-
-    def _place(self, number: int, offset: int = OFFSET_INVALID) -> TopicPartition:
-        return TopicPartition(self._topic, number, offset)
-
 
 def _highest(one: Bounds, other: Bounds) -> Bounds:
     return {source: max(one.get(source, 0), other.get(source, 0)) for source in one.keys() | other.keys()}
-
-
-def _is_record(message: Message) -> bool:
-    """Return False for an error that passes. Raises KafkaException for others."""
-    error = message.error()
-    if error is None or error.code() == KafkaError._PARTITION_EOF:
-        return True
-    if is_transient_read(error):
-        return False
-    raise KafkaException(error)

@@ -18,7 +18,7 @@ from conf.settings import CancelSettings, Settings
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
 from state.recalled import Recall, partition_of_shard, recall_records
-from streaming.job.requests import recalled
+from streaming.job.requests import recalled, recalled_log
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
@@ -106,7 +106,7 @@ def test_what_is_read_is_kept_in_pieces(
     broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recalled, "_MOST_FOUND", 2)
-    monkeypatch.setattr(recalled, "_AT_ONCE", 2)
+    monkeypatch.setattr(recalled_log, "_AT_ONCE", 2)
     recall(broker, settings, *range(10))
     assert read(reader, settings) == list(range(10))
 
@@ -332,12 +332,12 @@ def test_a_broker_that_starts_is_waited_for(
     problems = [KafkaException(KafkaError(code))]
 
     class Restarting(Consumer):
-        def get_watermark_offsets(self, *arguments: Any) -> Any:
+        def offsets_for_times(self, *arguments: Any) -> Any:
             if problems:
                 raise problems.pop()
-            return super().get_watermark_offsets(*arguments)
+            return super().offsets_for_times(*arguments)
 
-    monkeypatch.setattr(recalled, "Consumer", Restarting)
+    monkeypatch.setattr(recalled_log, "Consumer", Restarting)
     assert read(reader, settings) == [3]
     assert problems == []
 

@@ -1,0 +1,120 @@
+"""Reading the recalled topic: its first offsets and ends, and the records in between."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from conf.errors import BrokerUnreachable
+from conf.kafka.client_log import client_log
+from conf.kafka.error_codes import is_transient_read
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.newest_record import reader_options
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S, _POLL_S = 10.0, 1.0
+_AT_ONCE = 10_000
+_PAUSE_S = 0.01
+
+
+class RecalledLog:
+    """The recalled topic of an application. Not thread-safe.
+
+    Each method may raise KafkaException.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Open nothing yet."""
+        self._topic = settings.recalled_topic
+        self._options = reader_options(librdkafka_options(settings.kafka), self._topic)
+        self._consumer: Consumer | None = None
+        # Knows the ends of the topic with what is not committed. It reads nothing.
+        self._reader_of_all: Consumer | None = None
+
+    def bounds(self, numbers: Iterable[int], wait_s: float) -> tuple[dict[int, tuple[int, int]], bool]:
+        """Return the first offset and the end of each partition, for a reader of committed records.
+
+        The end is before a transaction that is still open. Such transactions are waited for up to `wait_s`. Returns
+        also whether none is left.
+        """
+        until_s = time.monotonic() + wait_s
+        # No admin client: that goes on with the leaders' epochs that it knows, and brokers refuse these once one of
+        # them has started anew, until the client asks for metadata after many minutes.
+        of_all = self._reader_of_all = self._reader_of_all or self._made("read_uncommitted")
+        consumer, own = self._opened(), [*numbers]
+        written = self._offsets(of_all, own, OFFSET_END)
+        firsts = self._offsets(consumer, own, OFFSET_BEGINNING)
+        while True:
+            ends = self._offsets(consumer, own, OFFSET_END)
+            has_all = all(ends[number] >= written[number] for number in own)
+            if has_all or time.monotonic() > until_s:
+                return {number: (firsts[number], ends[number]) for number in own}, has_all
+            time.sleep(_PAUSE_S)
+
+    def read(self, begins: Mapping[int, int], ends: Mapping[int, int], take: Callable[[Message], None]) -> None:
+        """Give each record of the partitions in `ends` to `take`, from the offsets `begins` up to `ends`.
+
+        Raises BrokerUnreachable.
+        """
+        consumer = self._opened()
+        left = set(ends)
+        consumer.assign([TopicPartition(self._topic, number, begins[number]) for number in ends])
+        heard_s = time.monotonic()
+        try:
+            while left:
+                if time.monotonic() > heard_s + _TIMEOUT_S:
+                    raise BrokerUnreachable(f"{self._topic} cannot be read")
+                # Not with a time: it would wait for as many messages until then.
+                for message in (consumer.poll(_POLL_S), *consumer.consume(_AT_ONCE, 0)):
+                    if message is None or not _is_record(message):
+                        continue
+                    heard_s = time.monotonic()
+                    number, offset = message.partition(), message.offset()
+                    assert number is not None
+                    assert offset is not None
+                    is_end = message.error() is not None
+                    if not is_end:
+                        take(message)
+                    if offset + (not is_end) >= ends[number]:
+                        left.discard(number)
+        finally:
+            consumer.unassign()
+
+    def close(self) -> None:
+        """Close the consumers."""
+        for consumer in (self._consumer, self._reader_of_all):
+            if consumer is not None:
+                consumer.close()
+
+    def _offsets(self, consumer: Consumer, numbers: Iterable[int], which: int) -> dict[int, int]:
+        """Return the offset of each partition that `which` stands for, by one request to each broker."""
+        # Kafka takes these two in place of a time.
+        asked = [TopicPartition(self._topic, number, which) for number in numbers]
+        found = {}
+        for each in consumer.offsets_for_times(asked, _TIMEOUT_S):
+            if each.error is not None:
+                raise KafkaException(each.error)
+            found[each.partition] = each.offset
+        return found
+
+    def _opened(self) -> Consumer:
+        self._consumer = self._consumer or self._made("read_committed")
+        return self._consumer
+
+    def _made(self, isolation: str) -> Consumer:
+        return Consumer({**self._options, "isolation.level": isolation}, logger=client_log(log))
+
+
+def _is_record(message: Message) -> bool:
+    """Return False for an error that passes. Raises KafkaException for others."""
+    error = message.error()
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return True
+    if is_transient_read(error):
+        return False
+    raise KafkaException(error)
