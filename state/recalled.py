@@ -38,7 +38,8 @@ class Recall:
 class KnownFrom:
     """From which offset of each input partition on the job knows what became of each message: it never goes back.
 
-    `input_ids` are Kafka's ids of the input topics, and `epoch` is that of the checkpoint.
+    `input_ids` are Kafka's ids of the input topics, and of former ones: what is recorded of a topic belongs to another
+    one if it was created again since. `epoch` is that of the checkpoint.
     """
 
     offsets: Offsets

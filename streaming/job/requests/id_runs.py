@@ -18,7 +18,7 @@ from streaming.job.requests.id_file import IdFile, Source
 
 # How many ids are merged at once: each takes 24 bytes, a few times over.
 _AT_ONCE = 1 << 18
-_Numbers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
@@ -27,11 +27,11 @@ class _Columns(NamedTuple):
     That is the bucket of the batch that cancelled it, or the partition of the record that says it was recalled.
     """
 
-    offsets: _Numbers
-    dues: _Numbers
-    buckets: _Numbers
+    offsets: Numbers
+    dues: Numbers
+    buckets: Numbers
 
-    def of(self, rows: slice | npt.NDArray[np.bool_] | _Numbers) -> _Columns:
+    def of(self, rows: slice | npt.NDArray[np.bool_] | Numbers) -> _Columns:
         return _Columns(*(column[rows] for column in self))
 
 
@@ -63,7 +63,7 @@ class IdRuns:
             newer, older = self._runs.pop(), self._runs.pop()
             self._runs.append(_Run(_merged(older, newer), older.count + newer.count))
 
-    def buckets_of(self, ids: Ids) -> dict[Source, tuple[_Numbers, _Numbers]]:
+    def buckets_of(self, ids: Ids) -> dict[Source, tuple[Numbers, Numbers]]:
         """Return by source which of the offsets in `ids` are there, and the last bucket that was added with each."""
         found = {}
         for source, offsets in ids.items():
@@ -79,15 +79,18 @@ class IdRuns:
         self._let_go()
         return found
 
-    def every(self) -> Iterator[tuple[Source, _Numbers]]:
-        """Yield the offsets of all ids by source, some at a time. An id comes as often as it was added."""
+    def every(self) -> Iterator[tuple[Source, Numbers, Numbers]]:
+        """Yield the offsets of all ids by source, some at a time, and the bucket of each.
+
+        An id comes as often as it was added.
+        """
         for run in self._runs:
             for source in run.sources:
                 for some in _pieces(run.of(source)):
-                    yield source, some.offsets
+                    yield source, some.offsets, some.buckets
         self._let_go()
 
-    def old(self, before_ms: int, old_below: Mapping[Source, int]) -> Iterator[tuple[Source, _Numbers, _Numbers]]:
+    def old(self, before_ms: int, old_below: Mapping[Source, int]) -> Iterator[tuple[Source, Numbers, Numbers]]:
         """Yield by source the offsets of what `forget` would forget, some at a time, and the bucket of each.
 
         An id comes as often as it was added.

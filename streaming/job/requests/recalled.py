@@ -7,6 +7,7 @@ disk from then on (`streaming.job.requests.id_runs`).
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from itertools import islice
@@ -28,7 +29,8 @@ from state.cancel import MessageId
 from state.checkpoint.origin import as_offsets, by_partition
 from state.message_ids import ID_SCHEMA, Ids
 from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall
-from streaming.job.requests.id_runs import IdRuns
+from streaming.job.requests.id_file import Source
+from streaming.job.requests.id_runs import IdRuns, Numbers
 from streaming.job.requests.local_database import table_from
 from streaming.job.requests.recalled_log import RecalledLog
 
@@ -67,6 +69,11 @@ class RecalledMessages:
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
         self._runs = IdRuns()
+        # Records that count for nothing, by epoch: of an earlier one, or of an input topic that was created again.
+        self._void: dict[int, IdRuns] = {}
+        # Until all is read for the first time: where `known_from` moves then, and these input topics.
+        self._opening: Bounds | None = None
+        self._created_again: set[str] = set()
         self._known_from: Bounds = {}
         self._knows_all = True
 
@@ -107,7 +114,7 @@ class RecalledMessages:
 
     def every(self) -> Iterable[tuple[tuple[str, int], list[int]]]:
         """Yield the offsets of all messages that were recalled, as far as it is read, some at a time, by source."""
-        for source, offsets in self._runs.every():
+        for source, offsets, _ in self._runs.every():
             yield source, offsets.tolist()
 
     def forget(self, cutoff_ms: int, due_before_ms: int) -> None:
@@ -121,20 +128,13 @@ class RecalledMessages:
             present = self._read_on(cutoff_ms, wait_s=0)
             bounds = _highest(self._known_from, self._old_below(cutoff_ms))
             old = [piece for piece in self._runs.old(due_before_ms, bounds) if len(piece[1])]
-            if bounds == self._known_from and not old:
+            if bounds == self._known_from and not old and not self._void:
                 return
             with closing(RecalledWriter(self._settings)) as writer:
                 # First: a message without its record must be old.
                 self._move(writer, bounds, present)
-                ids = (
-                    (partition, (*source, offset))
-                    for source, offsets, partitions in old
-                    for offset, partition in zip(offsets.tolist(), partitions.tolist(), strict=True)
-                )
-                # Not of a topic before this one, which may have had more partitions.
-                rest = (each for each in ids if each[0] in self._next)
-                while piece := list(islice(rest, _DELETED_AT_ONCE)):
-                    writer.delete(self._epoch, piece)
+                self._delete(writer, self._epoch, old)
+                self._delete_void(writer)
             self._runs.forget(due_before_ms, bounds)
         except ProducerFenced:
             log.warning("another process of this application has begun to delete old recalled ids")
@@ -162,28 +162,60 @@ class RecalledMessages:
         """Move `known_from` on to `bounds`, and to what is stored of the `present` input topics."""
         stored = writer.known_from
         input_ids = {topic: found.id for topic, found in present.items() if topic != self._topic}
+        former: Mapping[str, str] = {}
         if stored is not None:
+            # A former input topic may come back, created again.
+            former = stored.input_ids
             same = {topic for topic, own in stored.input_ids.items() if own == input_ids.get(topic)}
             bounds = _highest(bounds, by_partition({topic: stored.offsets.get(topic, {}) for topic in same}))
-        known_from = KnownFrom(as_offsets(bounds), input_ids, self._epoch)
+        known_from = KnownFrom(as_offsets(bounds), {**former, **input_ids}, self._epoch)
         if known_from != stored:
             writer.move(known_from)
         self._known_from = bounds
+
+    def _delete(self, writer: RecalledWriter, epoch: int, recalls: Iterable[tuple[Source, Numbers, Numbers]]) -> None:
+        """Delete records of an epoch: by source, the offsets of the messages, and the partition of each record."""
+        ids = (
+            (partition, (*source, offset))
+            for source, offsets, partitions in recalls
+            for offset, partition in zip(offsets.tolist(), partitions.tolist(), strict=True)
+        )
+        # Not of a topic before this one, which may have had more partitions.
+        rest = (each for each in ids if each[0] in self._next)
+        while piece := list(islice(rest, _DELETED_AT_ONCE)):
+            writer.delete(epoch, piece)
+
+    def _delete_void(self, writer: RecalledWriter) -> None:
+        for epoch in list(self._void):
+            self._delete(writer, epoch, self._void[epoch].every())
+            del self._void[epoch]
 
     def _begin(self, cutoff_ms: int, present: Mapping[str, PresentTopic]) -> None:
         """Begin with the first records. If something was read before, what the topic has said since may be lost."""
         bounds = _highest(self._known_from, self._old_below(cutoff_ms))
         with closing(RecalledWriter(self._settings)) as writer:
-            if self._topic_id is not None or (self._has_run and writer.known_from is None):
-                bounds = _highest(bounds, {source: end for source, (_, end) in input_bounds(self._settings).items()})
-                log.warning(
-                    "%s is new, or has lost records. Requests about messages that are already staged or delivered may "
-                    "be answered `unknown` from now on",
-                    self._topic,
-                )
-            self._move(writer, bounds, present)
+            stored = writer.known_from
+        if self._topic_id is not None or (self._has_run and stored is None):
+            bounds = _highest(bounds, {source: end for source, (_, end) in input_bounds(self._settings).items()})
+            log.warning(
+                "%s is new, or has lost records. Requests about messages that are already staged or delivered may "
+                "be answered `unknown` from now on",
+                self._topic,
+            )
+        ids = {} if stored is None else stored.input_ids
+        self._opening, self._void = bounds, {}
+        self._created_again = {topic for topic, own in ids.items() if topic in present and present[topic].id != own}
         self._topic_id = present[self._topic].id
         self._next = dict.fromkeys(range(partition_of_shard(0), present[self._topic].partitions), 0)
+
+    def _end_opening(self, bounds: Bounds, present: Mapping[str, PresentTopic]) -> None:
+        """Move `known_from` on once all is read for the first time."""
+        with closing(RecalledWriter(self._settings)) as writer:
+            if self._created_again:
+                # First: once the present ids of the input topics are stored, nobody knows that these are old.
+                self._delete_void(writer)
+            self._move(writer, bounds, present)
+        self._opening, self._created_again = None, set()
 
     def _read_on(self, cutoff_ms: int, wait_s: float) -> dict[str, PresentTopic]:
         """Read on up to now, but for what lies behind transactions that are open for longer than `wait_s`.
@@ -199,6 +231,8 @@ class RecalledMessages:
             bounds, self._knows_all = self._log.bounds(self._next, wait_s)
         begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
         self._read_to(begins, {number: high for number, (_, high) in bounds.items() if high > begins[number]})
+        if self._opening is not None:
+            self._end_opening(self._opening, present)
         return present
 
     def _read_to(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -223,14 +257,19 @@ class RecalledMessages:
             found.pop((number, key), None)
             return
         identity, recall = read_recall(key, value)
-        # What was recalled before a fresh start was accepted again since.
-        if recall.epoch == self._epoch:
+        if recall.epoch <= self._epoch:
             found[number, key] = identity, recall
 
     def _add(self, found: _Found) -> None:
-        rows = [(*identity, recall.due_before_ms, number) for (number, _), (identity, recall) in found.items()]
+        by_epoch: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
+        for (number, _), (identity, recall) in found.items():
+            # What was recalled before a fresh start was accepted again since.
+            is_void = recall.epoch < self._epoch or identity[0] in self._created_again
+            by_epoch[recall.epoch if is_void else None].append((*identity, recall.due_before_ms, number))
         found.clear()
-        self._runs.add(table_from(rows, _RUN_SCHEMA))
+        for epoch, rows in by_epoch.items():
+            runs = self._runs if epoch is None else self._void.setdefault(epoch, IdRuns())
+            runs.add(table_from(rows, _RUN_SCHEMA))
 
     def _present(self) -> dict[str, PresentTopic]:
         """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""

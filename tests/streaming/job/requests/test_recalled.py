@@ -136,7 +136,8 @@ def test_what_was_recalled_in_another_epoch_is_not_known_and_its_deletion_delete
     assert read(reader, settings) == [1, 3]
     reader.forget(NOW_MS, NOW_MS)
     assert known(reader, settings) == [3]
-    for epoch, left in ((EPOCH - 1, [1, 2]), (EPOCH, [3]), (EPOCH + 1, [1, 4])):
+    # Nobody asks in an earlier epoch any more.
+    for epoch, left in ((EPOCH - 1, []), (EPOCH, [3]), (EPOCH + 1, [1, 4])):
         with closing(RecalledMessages(settings, epoch)) as other:
             assert read(other, settings) == left
 
@@ -223,12 +224,40 @@ def test_a_process_that_was_paused_does_not_take_back_the_bounds_of_its_successo
         assert known_from(last, settings) == 2
 
 
-def make_anew(broker: EmbeddedBroker, settings: Settings) -> None:
-    """Delete the recalled topic, and create it again."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.delete_topics([settings.recalled_topic])[settings.recalled_topic].result()
-    assert_eventually(lambda: settings.recalled_topic not in admin.list_topics(timeout=10).topics)
+def unreachable(*_: object) -> Any:
+    raise BrokerUnreachable("nobody answers")
+
+
+def make_anew(broker: EmbeddedBroker, settings: Settings, topic: str | None = None) -> None:
+    """Delete a topic, the recalled topic by default, and create it again."""
+    admin, topic = AdminClient({"bootstrap.servers": broker.bootstrap}), topic or settings.recalled_topic
+    admin.delete_topics([topic])[topic].result()
+    assert_eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
     ensure_topics(settings, 1)
+
+
+@pytest.mark.parametrize("cut_off_at", [None, "delete", "move"])
+def test_what_was_recalled_of_an_input_topic_says_nothing_of_one_that_was_created_again(
+    broker: EmbeddedBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch, cut_off_at: str | None
+) -> None:
+    recall(broker, settings, 1, 2)
+    with closing(RecalledMessages(settings, EPOCH)) as before:
+        assert read(before, settings) == [1, 2]
+    make_anew(broker, settings, settings.topics.input[0])
+    # Meanwhile another topic is the input.
+    others = settings.topics.model_copy(update={"input": (settings.topics.output,)})
+    with closing(RecalledMessages(settings.model_copy(update={"topics": others}), EPOCH, has_run=True)) as meanwhile:
+        meanwhile.read(NOW_MS)
+    if cut_off_at:
+        with monkeypatch.context() as patch, closing(RecalledMessages(settings, EPOCH, has_run=True)) as first:
+            patch.setattr(recalled.RecalledWriter, cut_off_at, unreachable)
+            first.forget(NOW_MS, NOW_MS)
+    with closing(RecalledMessages(settings, EPOCH, has_run=True)) as after:
+        assert_eventually(lambda: read(after, settings) == [])
+        recall(broker, settings, 2)
+        assert read(after, settings) == [2]
+    with closing(RecalledMessages(settings, EPOCH, has_run=True)) as later:
+        assert read(later, settings) == [2]
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["while a process runs", "between two"])
@@ -261,10 +290,6 @@ def test_the_first_process_of_an_application_knows_all_that_is_young_enough(
     publish(broker, settings, 32 * 24 * 60, 0, 0)
     assert read(reader, settings) == []
     assert known_from(reader, settings) == 1
-
-
-def unreachable(*_: object) -> Any:
-    raise BrokerUnreachable("nobody answers")
 
 
 def test_in_an_outage_nothing_is_forgotten_and_the_next_call_goes_on(
