@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.errors import StorageFailed
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.parts import IS_METADATA, chunks_of, has_ids, is_metadata, metadata_of, part_of
 from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
@@ -56,10 +58,14 @@ class CorruptSegment:
 
 @dataclass(frozen=True)
 class Corruption:
-    """The damaged files of a table, and the segments that have lost messages or metadata with them."""
+    """The damaged files of a table, and the segments that have lost messages or metadata with them.
+
+    `read` has how many rows and messages were read of each segment, by Delta partition.
+    """
 
     files: list[CorruptFile]
     segments: list[CorruptSegment]
+    read: Mapping[tuple[str, Identity], tuple[int, int]] = field(default_factory=dict, compare=False)
 
 
 def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruption:
@@ -71,17 +77,14 @@ def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruptio
     # The hash makes Spark read all columns, since a repair needs all of them.
     others = f"xxhash64({', '.join(f'`{name}`' for name in STORED_SCHEMA.names if name != 'chunk')}) AS others"
     rows = store.rows().selectExpr("file", "part", *IDENTITY, "count", "chunk", others)
-    counts = (
-        rows.mapInArrow(counted, from_arrow_schema(COUNTED_SCHEMA))
-        .groupBy("file", "part", *IDENTITY)
-        .sum("rows", "messages")
-    )
+    read: dict[tuple[str, Identity], tuple[int, int]] = {}
     readable_rows: dict[str, int] = {}
     left: dict[Identity, tuple[str, int]] = {}
     known: set[Identity] = set()
-    for row in counts.collect():
+    for row in _counts(rows):
         readable_rows[row["file"]] = readable_rows.get(row["file"], 0) + row["sum(rows)"]
         identity = row["bucket"], row["shard"], row["segment"]
+        _count(read, row)
         if is_metadata(row["part"]):
             known.add(identity)
         elif not has_ids(row["part"]):
@@ -91,7 +94,19 @@ def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruptio
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     corrupt = _corrupt_segments(described, left)
     files = _corrupt_files(store, readable_rows)
-    return Corruption(files, [segment for segment in corrupt if segment.waits(handed_over_before_ms)])
+    return Corruption(files, [segment for segment in corrupt if segment.waits(handed_over_before_ms)], read)
+
+
+def _counts(rows: DataFrame) -> list[Row]:
+    counts = rows.mapInArrow(counted, from_arrow_schema(COUNTED_SCHEMA))
+    return counts.groupBy("file", "part", *IDENTITY).sum("rows", "messages").collect()
+
+
+def _count(read: dict[tuple[str, Identity], tuple[int, int]], row: Row) -> None:
+    """Add one of `_counts` to those of its Delta partition and segment."""
+    key = row["part"], (row["bucket"], row["shard"], row["segment"])
+    rows, messages = read.get(key, (0, 0))
+    read[key] = rows + row["sum(rows)"], messages + row["sum(messages)"]
 
 
 def _corrupt_files(store: BucketTable, readable_rows: Mapping[str, int]) -> list[CorruptFile]:
@@ -121,39 +136,85 @@ def _identity(segment: Segment) -> Identity:
     return segment.bucket, segment.shard, segment.segment
 
 
-def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) -> tuple[set[str], DataFrame]:
-    """Return the Delta partitions that `corruption` touches, and the rows that replace them.
+@contextmanager
+def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) -> Iterator[tuple[set[str], DataFrame]]:
+    """Give the Delta partitions that `corruption` touches, and the rows that replace them, which are kept meanwhile.
 
     These rows are all that can be read. The metadata of a damaged segment is made anew from the messages that are left.
+    Raises StorageFailed if more or less can be read than when `corruption` was found.
     """
     partitions = {file.part for file in corruption.files}
     for segment in corruption.segments:
         partitions |= {chunks_of(segment.part), metadata_of(segment.part)}
     rows = store.rows().where(F.col("part").isin(sorted(partitions)))
     kept = rows.join(_identities(store, corruption.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
-    return partitions, kept.union(_salvaged(store, corruption.segments, precision_bits))
+    # Kept, since a file that cannot be read now and then would be left out without a word when it is read again.
+    replacing = kept.union(_salvaged(store, corruption.segments, precision_bits)).persist()
+    try:
+        _check_read_again(store, replacing, partitions, corruption)
+        yield partitions, replacing
+    finally:
+        replacing.unpersist()
+
+
+def _check_read_again(store: BucketTable, replacing: DataFrame, partitions: set[str], corruption: Corruption) -> None:
+    """Raise StorageFailed if the rows `replacing` have not what was read when `corruption` was found."""
+    found: dict[tuple[str, Identity], tuple[int, int]] = {}
+    for row in _counts(replacing.selectExpr("'' AS file", "part", *IDENTITY, "count", "chunk")):
+        _count(found, row)
+    damaged = {segment.identity for segment in corruption.segments}
+    expected = {
+        (part, identity): (rows, messages)
+        for (part, identity), (rows, messages) in corruption.read.items()
+        if part in partitions and identity not in damaged and rows
+    }
+    for segment in corruption.segments:
+        chunks, metadata = ((name(segment.part), segment.identity) for name in (chunks_of, metadata_of))
+        if segment.readable:
+            # The messages are cut into chunks anew.
+            expected[chunks] = found.get(chunks, (0, 0))[0], segment.readable
+            expected[metadata] = 1, 0
+    differing = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
+    if differing:
+        _refuse_difference(store, ", ".join(sorted({part for part, _ in differing})))
+
+
+def _refuse_difference(store: BucketTable, what: str) -> None:
+    raise StorageFailed(
+        f"{store.path}: {what} had other content when it was read again, so the storage fails now and then. Nothing "
+        "was removed. Repair the storage, and run the same command again"
+    )
 
 
 def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, from_ms: int) -> Ids:
     """Return the ids of the lost messages: those in the metadata of damaged segments that can no longer be read.
 
-    Leaves out ids whose time slot in the index ends before `from_ms`: those messages are handed over.
+    Leaves out ids whose time slot in the index ends before `from_ms`: those messages are handed over. Raises
+    StorageFailed if more or less can be read than when `corruption` was found.
     """
     metadata = store.rows().where(IS_METADATA)
-    lost = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)
-    for source, offsets in _ids(_salvaged(store, corruption.segments, precision_bits), from_ms).items():
+    lost, were = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)
+    left, are_left = _ids(_salvaged(store, corruption.segments, precision_bits), from_ms)
+    # Of a damaged file, a row may be readable here that was not in all columns.
+    if were < sum(segment.described.count for segment in corruption.segments if segment.described):
+        _refuse_difference(store, "the metadata of a damaged segment")
+    if are_left != sum(segment.readable for segment in corruption.segments):
+        _refuse_difference(store, "a damaged segment")
+    for source, offsets in left.items():
         if source in lost:
             lost[source] -= offsets
     return {source: offsets for source, offsets in sorted(lost.items()) if offsets}
 
 
-def _ids(rows: DataFrame, from_ms: int) -> Ids:
+def _ids(rows: DataFrame, from_ms: int) -> tuple[Ids, int]:
+    """Return the ids in the metadata among `rows`, and how many messages it is of."""
     ids: Ids = {}
-    entries = rows.where(IS_METADATA).select("precision_bits", "index_entries")
-    for row in entries.toLocalIterator():
+    messages = 0
+    for row in rows.where(IS_METADATA).select("count", "precision_bits", "index_entries").toLocalIterator():
+        messages += row["count"]
         for source, offsets in offsets_by_source(row["index_entries"], row["precision_bits"], from_ms).items():
             ids[source] = ids.get(source, BitMap64()) | offsets
-    return ids
+    return ids, messages
 
 
 def _identities(store: BucketTable, segments: list[CorruptSegment]) -> DataFrame:

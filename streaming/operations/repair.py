@@ -57,7 +57,8 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
 
     With `skip`, write the report (a new JSON file), and then remove from the table, in one commit, all that cannot be
     read. Raises UsageError if there is no table, or if the report exists already or cannot be written,
-    BucketUnreadable if the table's log is damaged, ApplicationHeld while the job runs.
+    BucketUnreadable if the table's log is damaged, StorageFailed if it is not the same each time that it is read,
+    ApplicationHeld while the job runs.
     """
     if skip:
         _check_report(report)
@@ -102,9 +103,10 @@ def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: boo
     )
     guard.check()
     if result.taken_out:
-        # Before the commit, which removes the ids from the table.
-        _write(report, result)
-        store.replace_partitions(*repaired(store, corruption, settings.index.precision_bits))
+        with repaired(store, corruption, settings.index.precision_bits) as (partitions, rows):
+            # Before the commit, which removes the ids from the table.
+            _write(report, result)
+            store.replace_partitions(partitions, rows)
     return result
 
 

@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import BucketUnreadable
+from conf.errors import BucketUnreadable, StorageFailed
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import chunks_of, metadata_of, sealed_part
@@ -100,7 +100,8 @@ def ids(offsets_by_source: dict[tuple[str, int], BitMap64]) -> list[int]:
 
 
 def remove_corruption(store: BucketTable, corruption: Corruption) -> None:
-    store.replace_partitions(*repaired(store, corruption, BITS))
+    with repaired(store, corruption, BITS) as (partitions, rows):
+        store.replace_partitions(partitions, rows)
 
 
 @pytest.mark.parametrize("damage", some_thorough(DAMAGES, always=("one byte",)))
@@ -173,3 +174,18 @@ def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_
     remove_corruption(sealed, corruption)
     assert sorted(tuple(row[name] for name in columns) for row in sealed.metadata()) == before
     assert waiting(sealed) == ALL
+
+
+def test_a_file_that_is_readable_only_now_and_then_stops_the_repair_before_it_removes_anything(
+    sealed: BucketTable, repair_options: None
+) -> None:
+    change(file_of(sealed, 2, metadata_of), "missing")
+    corruption = find_corruption(sealed, 0)
+    assert sum(segment.readable for segment in corruption.segments) == 5
+    before = sealed.version()
+    file_of(sealed, 2).unlink()
+    with pytest.raises(StorageFailed, match="had other content when it was read again"):
+        lost_ids(sealed, corruption, BITS, 0)
+    with pytest.raises(StorageFailed, match=f"{chunks_of(sealed_part(2))}.* had other content"):
+        remove_corruption(sealed, corruption)
+    assert sealed.version() == before
