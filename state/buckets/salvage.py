@@ -43,6 +43,13 @@ def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(counts, schema=COUNTED_SCHEMA)
 
 
+def intact(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: leave out the rows of the table (`table_rows.STORED_SCHEMA`) with a damaged chunk."""
+    for batch in batches:
+        chunks = zip(batch.column("chunk").to_pylist(), batch.column("count").to_pylist(), strict=True)
+        yield batch.filter(pa.array([chunk is None or readable(chunk, count) is not None for chunk, count in chunks]))
+
+
 def readable(chunk: bytes, count: int) -> pa.Table | None:
     """Return the messages of a chunk, or None if it is damaged. `count` is the number of messages it must have."""
     try:

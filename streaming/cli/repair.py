@@ -12,7 +12,9 @@ from conf.errors import UsageError
 from streaming.cli.options import ConfigFile, Overrides, settings_of
 
 if TYPE_CHECKING:
-    from streaming.operations.corruption import CorruptSegment
+    from collections.abc import Iterator
+
+    from streaming.operations.corruption import Corruption, CorruptSegment
     from streaming.operations.repair import Repair
 
 
@@ -96,8 +98,18 @@ def _lines(result: Repair) -> list[str]:
     return [
         *files,
         *(_segment_line(segment) for segment in result.corruption.segments),
+        *_id_lines(result.corruption),
         f"{lost} waiting messages are lost; `delayline rebuild` can accept {again} of them again from the input topics",
     ]
+
+
+def _id_lines(corruption: Corruption) -> Iterator[str]:
+    from state.buckets.parts import IdRows
+
+    if rows := corruption.lost_rows(IdRows.CANCELLED):
+        yield f"{rows} rows of cancelled ids are lost; cancelled messages that wait are delivered. Cancel them again"
+    if rows := corruption.lost_rows(IdRows.NAMED):
+        yield f"{rows} rows of names are lost; a new message does not replace the one that waits under such a name"
 
 
 def _segment_line(segment: CorruptSegment) -> str:

@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import StorageFailed
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.parts import IS_METADATA, chunks_of, has_ids, is_metadata, metadata_of, part_of
-from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, salvaged
+from state.buckets.parts import IS_METADATA, IdRows, chunks_of, has_ids, is_metadata, metadata_of, part_of
+from state.buckets.salvage import COUNTED_SCHEMA, IDENTITY, counted, intact, salvaged
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.index.message_index import offsets_by_source
@@ -66,6 +66,10 @@ class Corruption:
     files: list[CorruptFile]
     segments: list[CorruptSegment]
     read: Mapping[tuple[str, Identity], tuple[int, int]] = field(default_factory=dict, compare=False)
+
+    def lost_rows(self, kind: IdRows) -> int:
+        """Return how many rows with ids of a `kind` are lost. Each may have thousands of ids."""
+        return sum(file.rows - file.readable for file in self.files if kind.bucket_of(file.part) is not None)
 
 
 def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruption:
@@ -147,7 +151,9 @@ def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) ->
     for segment in corruption.segments:
         partitions |= {chunks_of(segment.part), metadata_of(segment.part)}
     rows = store.rows().where(F.col("part").isin(sorted(partitions)))
-    kept = rows.join(_identities(store, corruption.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
+    others = rows.join(_identities(store, corruption.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
+    # Not a damaged chunk of ids, or of what is handed over.
+    kept = others.mapInArrow(intact, from_arrow_schema(STORED_SCHEMA))
     # Kept, since a file that cannot be read now and then would be left out without a word when it is read again.
     replacing = kept.union(_salvaged(store, corruption.segments, precision_bits)).persist()
     try:

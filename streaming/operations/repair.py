@@ -17,6 +17,7 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
+from state.buckets.parts import IdRows
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
 from streaming.checkpoint.recovery import read_markers
@@ -155,6 +156,7 @@ def as_json(result: Repair) -> dict[str, object]:
             }
             for lost in result.lost
         ],
+        "lost_rows_of_ids": {kind.name.lower(): result.corruption.lost_rows(kind) for kind in IdRows},
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 from pyroaring import BitMap64
 from typer.testing import CliRunner, Result
 
+from state.buckets.parts import IdRows
 from state.buckets.segments import Segment
 from streaming.cli.app import app
 from streaming.operations import repair as repairs
@@ -38,6 +39,17 @@ def test_corruption_is_listed_and_kept_with_exit_code_1(monkeypatch: pytest.Monk
         "bucket 8, shard 0, segment 0: its metadata is lost; --skip rebuilds it from the 5 readable messages",
         "6 waiting messages are lost; `delayline rebuild` can accept 2 of them again from the input topics",
     ]
+
+
+def test_lost_ids_are_listed_with_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = IdRows.CANCELLED.partition(3), IdRows.NAMED.partition(3), IdRows.CANCELLED.partition(4)
+    files = [CorruptFile(f"part={part}/0.parquet", part, 4, 1) for part in parts]
+    outcome = Repair("/t", 5, Corruption(files, []), [], taken_out=True)
+    assert run(monkeypatch, outcome, "--skip").stdout.splitlines()[3:5] == [
+        "6 rows of cancelled ids are lost; cancelled messages that wait are delivered. Cancel them again",
+        "3 rows of names are lost; a new message does not replace the one that waits under such a name",
+    ]
+    assert as_json(outcome)["lost_rows_of_ids"] == {"cancelled": 6, "named": 3}
 
 
 def test_after_a_removal_the_report_and_the_next_command_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
@@ -13,8 +14,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable, StorageFailed
 from sinks.buckets.bucket_table import BucketTable
+from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.parts import chunks_of, metadata_of, sealed_part
+from state.buckets.parts import IdRows, chunks_of, metadata_of, sealed_part
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.message import decode_chunk
 from streaming.job.sealed.prefetch_window import PrefetchWindow
@@ -189,3 +191,19 @@ def test_a_file_that_is_readable_only_now_and_then_stops_the_repair_before_it_re
     with pytest.raises(StorageFailed, match=f"{chunks_of(sealed_part(2))}.* had other content"):
         remove_corruption(sealed, corruption)
     assert sealed.version() == before
+
+
+@pytest.mark.parametrize("damage", some_thorough(["missing", "one byte"], always=("one byte",)))
+def test_lost_ids_of_cancelled_messages_are_counted_and_removed(
+    sealed: BucketTable, repair_options: None, damage: str
+) -> None:
+    kind, row = IdRows.CANCELLED, {"topic": "delayline-in", "partition": 0, "from_ms": 2_000, "until_ms": 2_001}
+    cancelled = pa.Table.from_pylist([{**row, "offset": offset} for offset in (20, 21)], CANCELLED_SCHEMA)
+    sealed.append(sealed.spark.createDataFrame(cancelled_rows(cancelled, 7)), "checkpoint", 7)
+    (file,) = Path(sealed.path, f"part={kind.partition(7)}").glob("*.parquet")
+    change(file, damage)
+    corruption = find_corruption(sealed, 0)
+    assert (corruption.lost_rows(kind), corruption.lost_rows(IdRows.NAMED), corruption.segments) == (1, 0, [])
+    remove_corruption(sealed, corruption)
+    assert find_corruption(sealed, 0) == Corruption([], [])
+    assert waiting(sealed) == ALL
