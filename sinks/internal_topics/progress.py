@@ -7,7 +7,7 @@ the messages whose hand-over it records. Consumer group offsets would do as well
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaException, Producer
 
@@ -40,6 +40,30 @@ def announce_origin(
     From then on the markers record how the checkpoint began, even if the checkpoint itself is lost. `check_lease`
     raises if this process does not hold the lease any more.
     """
+
+    def first(before: Progress | None) -> Progress:
+        return Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)
+
+    _write_markers(settings, range(origin.shards), first, check_lease)
+
+
+def restore_markers(
+    settings: Settings, shards: Iterable[int], marker: Progress, check_lease: Callable[[], None] = lambda: None
+) -> None:
+    """Write `marker` for each of `shards` that has none, all or none. Raises DeliveryFailed, BrokerUnreachable.
+
+    `check_lease` raises if this process does not hold the lease any more.
+    """
+    _write_markers(settings, shards, lambda before: marker if before is None else None, check_lease)
+
+
+def _write_markers(
+    settings: Settings,
+    shards: Iterable[int],
+    marker_after: Callable[[Progress | None], Progress | None],
+    check_lease: Callable[[], None],
+) -> None:
+    """Write what `marker_after` gives for the last marker of each of `shards`, and nothing where it gives None."""
     topic = settings.progress_topic
     own = NO_SIZE_LIMIT | {
         "transactional.id": transactional_id(settings.application_id, "origin"),
@@ -52,16 +76,16 @@ def announce_origin(
         # Only now: this process may have hung until here, while another one announced its checkpoint and handed over.
         # Who takes the lease after this check announces too, and fences this producer.
         check_lease()
-        last = [read_progress(options, topic, shard) for shard in range(origin.shards)]
+        markers = {shard: marker_after(read_progress(options, topic, shard)) for shard in shards}
         producer.begin_transaction()
-        for shard, before in enumerate(last):
-            marker = Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)
-            producer.produce(topic, marker.to_bytes(), marker_key(shard), shard)
+        for shard, marker in markers.items():
+            if marker is not None:
+                producer.produce(topic, marker.to_bytes(), marker_key(shard), shard)
         producer.commit_transaction(_WRITE_TIMEOUT_S)
     except KafkaException as problem:
         if is_refusal(problem.args[0]):
             raise right_missing("Write", f"topic {topic}") from problem
-        raise DeliveryFailed(f"could not announce the new checkpoint in {topic}: {problem}") from problem
+        raise DeliveryFailed(f"could not write the markers of the checkpoint to {topic}: {problem}") from problem
 
 
 def read_progress(options: Mapping[str, str], topic: str, shard: int, after_fencing: bool = False) -> Progress | None:

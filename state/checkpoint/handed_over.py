@@ -11,12 +11,16 @@ import pyarrow as pa
 
 from state.checkpoint.input_ids import same_topic
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
+from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import is_message
-from state.order import up_to
+from state.order import OrderKey, up_to
 from state.shards import shards_of
 
 Mask = npt.NDArray[np.bool_]
+
+# Later than any due time.
+_NEVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,25 @@ class HandedOver:
             rows = shard_of_row == shard
             handed_over[rows] = is_handed_over(self.markers[shard], messages.filter(pa.array(rows)))
         return handed_over
+
+
+def restored_marker(origin: CheckpointOrigin, committed: PlannedBatch | None, input_ids: InputIds) -> Progress:
+    """Return a marker for a shard that lost its own: all is handed over until the batch `committed`, and nothing else.
+
+    Args:
+        origin: how the checkpoint began.
+        committed: the last committed batch; None before the first.
+        input_ids: the input topics that the offsets of `committed` belong to.
+
+    It describes no batch as it was: the span of this one reads nothing, and begins at its own cutoff. So a replay of
+    the batch, whose entry in the commit log is lost, is refused. How many messages were handed over is not known.
+    """
+    if committed is None:
+        return Progress(BatchSpan(origin))
+    cutoffs, offsets = (committed.cutoff_ms, committed.cutoff_ms), (committed.offsets, committed.offsets)
+    span = BatchSpan(origin, committed.batch_id, *cutoffs, *offsets, input_ids, committed.clock_ms)
+    # Behind each message, dead letters too, whose due time may lie beyond the cutoff.
+    return Progress(span, last=OrderKey(_NEVER_MS, "", 0, 0))
 
 
 def newest_checkpoint(last: Sequence[Progress | None]) -> HandedOver | None:

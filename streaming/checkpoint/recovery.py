@@ -20,7 +20,7 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import announce_origin, read_progress
+from sinks.internal_topics.progress import announce_origin, read_progress, restore_markers
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.lanes.terms import failure_of, read_terms
 from sinks.topics.limits import dead_letter_bytes
@@ -31,6 +31,7 @@ from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
+from state.checkpoint.handed_over import restored_marker
 from state.checkpoint.input_ids import recreated, unread_topics, with_offsets, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
@@ -90,7 +91,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
        was ever planned, begin the checkpoint.
     3. Record the present settings for the batches to come, and new input topics.
     4. Create the table if there is none, and check its log. After a crash, fence the merges of the process before.
-    5. Refuse a checkpoint that is older than the table or the markers.
+    5. Refuse a checkpoint that is older than the table or the markers. Write a marker for each shard that lost its own.
     6. Read the metadata of the live segments.
 
     `fresh` allows a new checkpoint although an earlier one has handed messages over. Raises UsageError if that is still
@@ -136,11 +137,16 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     if lease.after_a_crash:
         guard.take_over(store, token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
-    # 5. Refuse an older checkpoint.
+    # 5. Refuse an older checkpoint, and restore markers.
     refuse_lost_plan(checkpoint, store, planned)
     _refuse_older(checkpoint, store, markers, planned)
+    last = None if committed is None else checkpoint.planned(committed)
+    if planned is not None and (lost := [shard for shard in range(origin.shards) if markers[shard] is None]):
+        log.warning("shards %s have no marker: writing one for the last committed batch, %s", lost, committed)
+        marker = restored_marker(origin, last, history.newest.input_ids)
+        restore_markers(settings, lost, marker, lease.check_now)
     # 6. Read the metadata.
-    cutoff_ms = origin.cutoff_ms if committed is None else checkpoint.planned(committed).cutoff_ms
+    cutoff_ms = origin.cutoff_ms if last is None else last.cutoff_ms
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     catalog = SegmentCatalog(segment for segment in segments if segment.max_deliver_at_ms >= cutoff_ms)
     overdue = [

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from state.checkpoint.handed_over import HandedOver, newest_checkpoint
+from conf.errors import CheckpointMismatch
+from state.checkpoint.handed_over import HandedOver, newest_checkpoint, restored_marker
 from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.planned_batch import PlannedBatch
+from state.checkpoint.progress import BatchSpan, Progress, committed_messages
 from state.order import ORDER, OrderKey
 from state.shards import shards_of
 from tests.messages import messages
@@ -36,6 +38,8 @@ class Model:
     chance: random.Random
     # How often a batch cancels a message that waits.
     cancels: float = 0.0
+    # How often the progress topic loses markers after a batch.
+    loses: float = 0.0
     origin: CheckpointOrigin = field(default_factory=lambda: CheckpointOrigin("c-1", 1, 2))
     clock_ms: int = 0
     batch_id: int = -1
@@ -110,8 +114,17 @@ class Model:
                 assert not set(map(id_of, shard_rows)) & self.cancelled, "a cancelled message is handed over"
                 self.handed_over |= set(map(id_of, shard_rows))
                 self.markers[shard] = Progress(batch, len(shard_rows), order_key(shard_rows[-1]))
+        if finished and self.chance.random() < self.loses:
+            self.lose_markers()
         if finished:
             self.forget()
+
+    def lose_markers(self) -> None:
+        """Lose the markers of some shards, and start again."""
+        committed = PlannedBatch(self.batch_id, self.clock_ms, self.cutoff_ms, self.read_so_far())
+        for shard in range(self.origin.shards):
+            if self.chance.random() < 0.5:
+                self.markers[shard] = restored_marker(self.origin, committed, {})
 
     def cancel(self, waits_from_ms: int) -> None:
         """Cancel some of the messages that wait. What is sealed stays in its bucket."""
@@ -187,12 +200,13 @@ class Model:
 SEEDS = st.integers(0, 10**9)
 
 
+@pytest.mark.parametrize("loses", [0.0, 0.5])
 @given(SEEDS, st.integers(0, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
 @settings(max_examples=100)
 def test_the_markers_determine_exactly_which_messages_are_delivered(
-    seed: int, before: int, after: int, shards: int, finished: bool
+    loses: float, seed: int, before: int, after: int, shards: int, finished: bool
 ) -> None:
-    model = Model(random.Random(seed))
+    model = Model(random.Random(seed), loses=loses)
     for _ in range(before):
         model.batch()
     if before:
@@ -214,13 +228,13 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
             assert row["deliver_at_ms"] < newest.cutoff_ms
 
 
-@pytest.mark.parametrize("cancels", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize(("cancels", "loses"), [(0.0, 0.0), (0.3, 0.0), (0.9, 0.0), (0.3, 0.4)])
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
 @settings(max_examples=50)
 def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message_and_deliver_none_that_is_cancelled(
-    cancels: float, seed: int, checkpoints: list[tuple[int, int, bool]]
+    cancels: float, loses: float, seed: int, checkpoints: list[tuple[int, int, bool]]
 ) -> None:
-    model = Model(random.Random(seed), cancels)
+    model = Model(random.Random(seed), cancels, loses)
     for batches, shards, finished in checkpoints:
         for _ in range(batches):
             model.batch()
@@ -244,6 +258,22 @@ def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> No
     assert newest_checkpoint([mine, old]) is None
     assert newest_checkpoint([]) is None
     assert newest_checkpoint([mine, mine, old]) == HandedOver((mine, mine))
+
+
+def test_a_restored_marker_says_that_all_is_handed_over_until_its_batch_which_must_not_run_again() -> None:
+    origin = CheckpointOrigin("c", 2, 1)
+    marker = restored_marker(origin, PlannedBatch(7, 80, 95, {"delayline-in": {"0": 5}}), {"delayline-in": ["id"]})
+    newest = newest_checkpoint([Progress.from_bytes(marker.to_bytes())])
+    assert newest is not None
+    assert (newest.last_batch, newest.cutoff_ms, newest.whole_before_ms) == (7, 95, 95)
+    rows: list[Row] = [{"deliver_at_ms": due, "offset": offset} for due, offset in ((94, 4), (95, 4), (94, 5))]
+    rows.append({"deliver_at_ms": 99, "offset": 4, "error_code": "bad-deliver-at", "error_text": "bad"})
+    assert newest.of_input(messages(rows)).tolist() == [True, False, False, True]
+    # As if the entry of the commit log were lost later.
+    replayed = BatchSpan(origin, 7, 80, 95, {}, {"delayline-in": {"0": 5}}, {"delayline-in": ["id"]}, 60)
+    with pytest.raises(CheckpointMismatch, match="Its entry was lost"):
+        committed_messages(marker, replayed)
+    assert restored_marker(origin, None, {}) == Progress(BatchSpan(origin))
 
 
 @pytest.mark.parametrize(("offset", "handed_over"), [(4, True), (5, False)])

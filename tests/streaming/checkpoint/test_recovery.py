@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, UsageError
@@ -24,6 +25,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import SettingsHistory
+from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, Progress
@@ -31,11 +33,12 @@ from state.order import OrderKey
 from streaming.checkpoint import recovery
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_input, writer_of_state
-from streaming.checkpoint.recovery import recover
+from streaming.checkpoint.recovery import read_markers, recover
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
+from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
-from tests.streaming.checkpoint_logs import plan
+from tests.streaming.checkpoint_logs import commit, plan
 from tests.streaming.sealed import sealed_rows
 
 
@@ -110,6 +113,24 @@ def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
     deliver(BatchSpan(replace(origin, checkpoint="other", generation=origin.generation + 1)))
     with pytest.raises(CheckpointMismatch, match="was replaced by other"):
         recover(spark, settings, False, lease)
+
+
+def test_a_start_after_the_progress_topic_was_lost_leaves_a_marker_of_each_shard(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    origin = recover(spark, settings, False, lease).checkpoint.origin
+    plan(tmp_path / "checkpoint", 0)
+    commit(tmp_path / "checkpoint", 0)
+    admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
+    admin.delete_topics([settings.progress_topic])[settings.progress_topic].result()
+    assert_eventually(lambda: settings.progress_topic not in admin.list_topics(timeout=10).topics, 30)
+    ensure_topics(settings)
+    assert newest_checkpoint(read_markers(settings)) is None
+    recover(spark, settings, False, lease)
+    handed_over = newest_checkpoint(read_markers(settings))
+    assert handed_over is not None
+    assert (handed_over.origin, handed_over.last_batch, handed_over.whole_before_ms) == (origin, 0, 10)
+    assert handed_over.ends == {"in": {"0": 7}}
 
 
 @pytest.mark.thorough
