@@ -32,6 +32,9 @@ _CHUNK_BYTES = 2 * 1024 * 1024
 # The Java client gives up a request for offsets after a minute (default.api.timeout.ms), and Spark repeats it. For
 # records that it knows to exist, Spark waits two minutes by default.
 _OFFSET_TIMEOUT_MS, _POLL_TIMEOUT_MS = 60_000, 120_000
+# After each poll Spark asks for the first and the last offset, and the client forgets what it has fetched beyond the
+# poll: with Java's 500 records, it would fetch one of 100 bytes many times. A fetch (1 MB) has about as many of these.
+_POLL_RECORDS = "10000"
 
 
 def read_records(
@@ -84,7 +87,7 @@ def read_range(
 
 
 def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
-    clients = {"isolation.level": "read_committed", **options}
+    clients = {"isolation.level": "read_committed", "max.poll.records": _POLL_RECORDS, **options}
     own = {"subscribe": ",".join(topics), "includeHeaders": "true"}
     return {f"kafka.{name}": value for name, value in clients.items()} | own
 
