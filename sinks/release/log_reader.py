@@ -126,6 +126,21 @@ class LogReader:
         if failure is not None:
             raise failure
 
+    def read_to_end(self) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
+        """Yield what `read` does, until everything that was there lately has been read.
+
+        Raises what `read` does, and BrokerUnreachable if nothing more can be read for 30 s: a partition without a
+        leader is no error that lasts.
+        """
+        ends, heard_s = dict(self.ends), time.monotonic()
+        while not self.at_end:
+            yield from self.read(1.0)
+            if self.ends != ends:
+                ends, heard_s = dict(self.ends), time.monotonic()
+            elif time.monotonic() > heard_s + _TIMEOUT_S:
+                behind = [self._name(Place(log, end)) for log, end in ends.items() if end < self._sought[log]]
+                raise BrokerUnreachable(f"could not read on from {' and '.join(behind)} within {_TIMEOUT_S:g} s")
+
     def read_again(self, places: Sequence[Place]) -> Iterator[tuple[Place, bytes]]:
         """Yield the payloads of the chunks at `places`, ascending.
 

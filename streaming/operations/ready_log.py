@@ -35,7 +35,6 @@ from state.message_ids import NO_IDS, united
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
-_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -150,5 +149,4 @@ def _chunks(
     settings: Settings, options: Mapping[str, str], shard: int, position: Position
 ) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
     with LogReader(settings, options, shard, position) as reader:
-        while not reader.at_end:
-            yield from reader.read(_POLL_S)
+        yield from reader.read_to_end()

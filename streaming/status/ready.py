@@ -20,7 +20,6 @@ from state.message import decode_chunk
 
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
 EVERY_BATCH = 2**62
-_POLL_S = 1.0
 _SHARDS_AT_ONCE = 8
 
 
@@ -77,7 +76,6 @@ def ready_messages(
     Raises ReadyLogLost, TopicMissing, BrokerUnreachable, KafkaException.
     """
     with LogReader(settings, options, shard, position) as reader:
-        while not reader.at_end:
-            for place, summary, payload in reader.read(_POLL_S):
-                if place.log is Log.NEAR or summary.batch <= last_batch:
-                    yield reader.position.left_of(place, decode_chunk(payload))
+        for place, summary, payload in reader.read_to_end():
+            if place.log is Log.NEAR or summary.batch <= last_batch:
+                yield reader.position.left_of(place, decode_chunk(payload))

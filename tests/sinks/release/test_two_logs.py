@@ -12,8 +12,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
+from conf.errors import BrokerUnreachable
 from sinks.internal_topics.position import Log, Place
 from sinks.ready_log.chunk import chunk_record
+from sinks.release import log_reader
 from sinks.release.log_reader import LogReader
 from sinks.release.wall_clock import now_ms
 from state.cancel import Undecided
@@ -114,3 +116,18 @@ def test_what_has_come_while_the_rest_was_taken_in_is_read_before_the_reader_is_
         assert len(read) == 2
         bench.hand_over(_chunk(bench, {3: 3}), log=Log.NEAR)
         assert_eventually(lambda: list(reader.read(0.05)), 30)
+
+
+def test_a_log_that_cannot_be_read_is_given_up_after_a_time(
+    bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.hand_over(_chunk(bench, {1: 1}), log=Log.READY)
+    bench.hand_over(_chunk(bench, {2: 2}), log=Log.NEAR)
+    with LogReader(bench.settings, bench.options, 0, None) as reader:
+        assert len([*reader.read_to_end()]) == 2
+    monkeypatch.setattr(log_reader, "_TIMEOUT_S", 3.0)
+    with LogReader(bench.settings, bench.options, 0, None) as reader:
+        # As with a partition that has no leader: the client waits for one, and says nothing.
+        reader._there.unassign()
+        with pytest.raises(BrokerUnreachable, match=r"could not read on from .*within 3 s"):
+            list(reader.read_to_end())
