@@ -68,6 +68,6 @@ class RecordFormat(Generic[Value]):
             return self.read(value)
         except ValueError as problem:
             raise CheckpointMismatch(
-                f"topic {topic} holds {value[:_SHOWN_BYTES]!r}, which is not {what} of this Delayline "
+                f"the {topic} topic holds {value[:_SHOWN_BYTES]!r}, which is not {what} of this Delayline "
                 "version. Only Delayline may write to this topic"
             ) from problem

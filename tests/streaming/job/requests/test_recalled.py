@@ -123,7 +123,7 @@ def test_a_record_of_somebody_else_ends_the_job(
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce(settings.recalled_topic, value or own_value, key, partition_of_shard(0))
     assert producer.flush(30) == 0
-    with pytest.raises((CheckpointMismatch, FormatMismatch), match=r"recalled topic|topic recalled"):
+    with pytest.raises((CheckpointMismatch, FormatMismatch), match="recalled topic"):
         reader.read(NOW_MS)
 
 
