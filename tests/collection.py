@@ -37,7 +37,7 @@ _IDLE_S = 600
 _DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
 _UNIT_DURATION_S = 0.0
 
-# The folders whose tests with a Spark session take half of the time of all that have one.
+# The folders whose tests with a Spark session make one of three groups that take about as long.
 _OF_BATCHES = {
     "tests.streaming.job",
     *(f"tests.streaming.job.{each}" for each in ("inputs", "lanes", "sealed", "watches")),
@@ -117,10 +117,12 @@ def _declared_s(item: pytest.Item) -> float:
 def _unit(item: pytest.Item) -> str:
     """Return the group that one worker runs: the module if the test uses a module-scoped fixture, else the test alone.
 
-    The tests with an in-process Spark session form two groups: two workers start a session, which is soon warm.
+    The tests with an in-process Spark session form three groups: three workers start a session, which is soon warm.
     """
     assert isinstance(item, pytest.Function)
     if item.get_closest_marker("spark"):
+        if item.get_closest_marker("system"):
+            return "spark of the service"
         return "spark of the batches" if item.module.__package__ in _OF_BATCHES else "spark"
     if shared := _SHARED_BROKERS & set(item.fixturenames):
         return f"tests of {min(shared)}"

@@ -336,7 +336,7 @@ def test_messages_with_one_key_are_released_though_memory_is_short(count: int, m
     assert [key.offset for key in release.seen] == [at // 2 for at in range(2 * count)]
 
 
-_SPREAD_CHUNKS, _SPREAD_MS = 50, 600_000
+_SPREAD_CHUNKS, _SPREAD_MS = 25, 600_000
 
 
 def _spread_widely() -> _Logs:
@@ -355,7 +355,7 @@ def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(res
     release = _Release(_spread_widely(), Limits(1_000, 1_000_000, 20))
     largest = max(table.nbytes for _, table in release.logs.chunks)
     total = sum(table.nbytes for _, table in release.logs.chunks)
-    release.max_bytes = release.pending.max_bytes = 350_000
+    release.max_bytes = release.pending.max_bytes = 175_000
     release.arrive(len(release.logs.chunks))
     for now_ms in range(0, _SPREAD_MS + 2_000, 2_000):
         if restarts and now_ms % 100_000 == 0:
