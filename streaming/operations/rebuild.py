@@ -133,6 +133,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             "are accepted. Run `delayline run --fresh` with another storage.path: it delivers all messages "
             "again that are still in the input topics. Keep the old folder"
         )
+    # Before the fences, behind which nothing else goes on.
+    refuse_cut(input_bounds(settings), handed_over.ends, gone)
     # 2. Read the table.
     guard = guarded_log(store.spark, settings)
     guard.restore(store)
@@ -238,21 +240,34 @@ def _range(
         if offsets:
             known = accepted.setdefault(topic, {})
             known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
+    refuse_cut(bounds, accepted, gone)
     starts, ends = dict.fromkeys(bounds, 0), dict.fromkeys(bounds, 0)
-    for (topic, partition), (first, last) in bounds.items():
+    for (topic, partition), (first, _) in bounds.items():
         if topic in gone:
             continue
         number = str(partition)
         start = max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0))
         end = accepted.get(topic, {}).get(number, 0)
-        if end > last:
-            raise CheckpointMismatch(
-                f"{topic}/{partition} ends at offset {last}, but records up to {end} were accepted: it is "
-                "not the topic that the lost checkpoint read"
-            )
         starts[topic, partition] = start
         ends[topic, partition] = max(start, end)
     return as_offsets(starts), as_offsets(ends)
+
+
+def refuse_cut(bounds: Bounds, accepted: Offsets, gone: Collection[str]) -> None:
+    """Raise CheckpointMismatch if an input topic ends before the records that were accepted from it.
+
+    New records that fill the gap have the ids of lost ones, and would count as accepted. Topics that are `gone` have a
+    successor, which is read from its beginning.
+    """
+    for (topic, partition), (_, last) in bounds.items():
+        end = accepted.get(topic, {}).get(str(partition), 0)
+        if topic not in gone and end > last:
+            raise CheckpointMismatch(
+                f"{topic}/{partition} ends at offset {last}, but records up to {end} were accepted: "
+                "the topic has lost its newest records. New records would get their ids, and be left out. Stop the "
+                "publishers, create the topic again, and run this command with topics.skip_expired=true: see "
+                "docs/operate/runbooks/input-topic-cut.md"
+            )
 
 
 def names_of(
