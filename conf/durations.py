@@ -26,6 +26,14 @@ _ISO = re.compile(
     r"(?:T(?=\d)(?:(?P<h>\d{1,12})H)?(?:(?P<m>\d{1,12})M)?(?:(?P<s>\d{1,12}(?:\.\d{1,9})?)S)?)?",
     re.ASCII,
 )
+# As they are shown, from the largest: with the length in ms, and the end of the exact ones.
+_SHOWN = (
+    ("weeks", 604_800_000, 52 * 604_800_000),
+    ("days", 86_400_000, 10_000 * 86_400_000),
+    ("h", 3_600_000, 2 * 86_400_000),
+    ("min", 60_000, 2 * 3_600_000),
+    ("s", 1_000, 2 * 60_000),
+)
 FORMS = "ms, numbers with units (1500ms, 10s, 5m, 2h, 30d, 1w, 1h30m) or ISO-8601 (PT10S)"
 
 
@@ -71,8 +79,22 @@ def _round_up(ms: Decimal) -> int:
 
 
 def format_duration(ms: float) -> str:
-    """Format a duration in the largest unit that fits: 1500 -> '1.5s'."""
-    for unit in ("w", "d", "h", "m", "s"):
-        if abs(ms) >= _UNIT_MS[unit]:
-            return f"{ms / _UNIT_MS[unit]:.4g}{unit}"
-    return f"{ms:.4g}ms"
+    """Format a duration for people, in one unit: `2_390_000_000` -> "4 weeks".
+
+    A whole number of a unit is exact, as settings are: `90_000` -> "90 s". Others are rounded to two digits or more.
+    """
+    if ms < 0:
+        return f"-{format_duration(-ms)}"
+    for name, unit_ms, largest in _SHOWN:
+        if ms >= unit_ms and ms % unit_ms == 0 and ms < largest:
+            return _shown(ms / unit_ms, name)
+    name, unit_ms = next(((name, unit_ms) for name, unit_ms, _ in _SHOWN if ms >= 2 * unit_ms), ("ms", 1))
+    if unit_ms == 1 and ms >= 1000:
+        name, unit_ms = "s", 1000
+    number = ms / unit_ms
+    return _shown(round(number, 1) if unit_ms > 1 and number < 10 else round(number), name)
+
+
+def _shown(number: float, unit: str) -> str:
+    text = f"{number:.1f}".removesuffix(".0")
+    return f"{text} {unit.removesuffix('s') if text == '1' and len(unit) > 2 else unit}"

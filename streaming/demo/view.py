@@ -141,7 +141,7 @@ def _cells(snapshot: Snapshot) -> dict[str, str]:
         return "-" if ms is None else format_duration(ms)
 
     ahead_ms = None if snapshot.next_due_ms is None else snapshot.next_due_ms - snapshot.now_ms
-    next_due = "-" if ahead_ms is None else f"in {ahead_ms / 1000:.1f}s" if ahead_ms > 0 else "now"
+    next_due = "-" if ahead_ms is None else f"in {format_duration(ahead_ms)}" if ahead_ms > 0 else "now"
     return {
         "published": str(snapshot.published),
         "delivered": str(snapshot.delivered),

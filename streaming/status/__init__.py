@@ -5,9 +5,10 @@ Works while the job runs and while it is down. Writes nothing and locks nothing.
 Read `status` (what a status is), `running` (the job says it), `read` (or it is read from the checkpoint and the table),
 `sealed` (what is sealed and waits after one batch, there), `broker` (what only the broker knows), `ready` (what is
 handed over and not released), `lanes` (how far forwarders are), `processes` (which run), `input_lag`, `due_histogram`,
-`formats` (JSON and tables), `sample` (what charts are drawn from), `problems` (what processes warn of), and `screen`
-(what `delayline top` shows). `messages` has what waits message by message, and `look` a choice of it for `delayline
-peek` and the page, with `json_values` and `instants`; `messages` and `read` share `storage_reader`.
+`figures` (the few that every view shows), `formats` (JSON and tables), `sample` (what charts are drawn from),
+`problems` (what processes warn of), and `screen` (what `delayline top` shows). `messages` has what waits message by
+message, and `look` a choice of it for `delayline peek` and the page, with `json_values` and `instants`; `messages` and
+`read` share `storage_reader`.
 
 A status that is read describes the application after its last committed batch:
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from conf.durations import format_duration
@@ -12,8 +11,8 @@ from sinks.group.members import Member
 from sinks.internal_topics.lease_record import Lease
 from state.checkpoint.planned_batch import PlannedBatch
 from state.due_spans import LATER, SPANS_MS
-from streaming.monitor.job_status import Merges
 from streaming.status.broker import BrokerAnswer
+from streaming.status.figures import Figure, ago, due_text, figures, totals
 from streaming.status.status import Status
 
 _BAR_WIDTH = 40
@@ -21,7 +20,7 @@ _BAR_WIDTH = 40
 
 def as_json(status: Status) -> dict[str, Any]:
     """Return the status as JSON values. The keys are stable; the help of `delayline status` lists them."""
-    ready, mutable, sealed = _totals(status)
+    ready, mutable, sealed = totals(status)
     return {
         "read_from": status.read_from,
         "checkpoint": status.checkpoint,
@@ -85,65 +84,20 @@ def as_lines(status: Status) -> Iterator[str]:
 
 
 def _summary(status: Status) -> Iterator[str]:
-    ready, mutable, sealed = _totals(status)
+    """Yield the figures, and what only `delayline status` says: whose answer it is, the cutoff and a planned batch."""
     committed, planned = status.committed, status.planned
     if committed is None:
         yield f"no batch is committed yet in {status.checkpoint}"
     else:
-        yield f"checkpoint   {status.checkpoint}{' (as the running job says)' if status.read_from == 'job' else ''}"
-        yield f"committed    batch {committed.batch_id}, started {ago(status, committed.clock_ms)}"
-        yield f"cutoff       {due_text(status, committed.cutoff_ms or None)}: messages due before it are staged"
-    if planned is not None:
-        yield f"planned      batch {planned.batch_id}, started {ago(status, planned.clock_ms)}, not committed"
+        source = "the running job" if status.read_from == "job" else "the checkpoint and the table"
+        yield Figure("checkpoint", status.checkpoint, f"this is from {source}").line
+    yield from (figure.line for figure in figures(status))
     if committed is not None:
-        yield (
-            f"waiting      {ready + mutable + sealed:,} messages: {ready:,} ready (staged, not released), "
-            f"{mutable:,} in mutable buckets, {sealed:,} in {status.buckets:,} sealed buckets "
-            f"({status.segments:,} segments)"
-        )
-        if status.merges is not None:
-            yield f"merges       {merge_text(status.merges, status.now_ms)}"
-        yield f"next due     {due_text(status, status.next_due_ms)}"
-    yield from broker_lines(status.broker)
-
-
-def merge_text(merges: Merges, now_ms: int) -> str:
-    """Return in words how many merges run and were finished since the job's start, and the last one."""
-    text = f"{merges.running:,} running, {merges.finished:,} finished since the job's start"
-    if merges.last is None:
-        return text
-    since, took = format_duration(max(0, now_ms - merges.last.at_ms)), format_duration(merges.last.took_ms)
-    return f"{text}; the last {since} ago: {merges.last.buckets} buckets in {took}"
-
-
-def broker_lines(answer: BrokerAnswer) -> Iterator[str]:
-    """Yield what the broker says: input lag, the lease, the release processes, and the forwarders."""
-    if answer.lag is None:
-        yield f"input lag    unknown: {answer.problem}"
-    else:
-        held = sum(part.held for part in answer.lag)
-        behind = f", and {held:,} behind open transactions of publishers" if held else ""
-        yield f"input lag    {sum(part.lag for part in answer.lag):,} messages{behind}"
-    if answer.holder is not None:
-        yield f"lease        {answer.holder.holder}"
-    elif answer.lease_problem:
-        yield f"lease        unknown: {answer.lease_problem}"
-    elif answer.lag is not None:
-        yield "lease        not held"
-    if answer.ready_problem:
-        yield f"release      unknown: {answer.ready_problem}"
-    elif answer.members is not None:
-        yield f"release      {_named(answer.members)}"
-    if answer.forward_problem:
-        yield f"forward      unknown: {answer.forward_problem}"
-    elif answer.lanes and answer.forwarders is not None:
-        undecided = sum(lane.undecided for lane in answer.lanes)
-        yield f"forward      {_named(answer.forwarders)}; {undecided:,} records of {len(answer.lanes)} lanes undecided"
-
-
-def _named(members: Sequence[Member]) -> str:
-    names = ", ".join(f"{member.name} on {member.host}" for member in members)
-    return f"{len(members)} processes: {names}" if names else "no process runs"
+        cutoff = due_text(status, committed.cutoff_ms or None)
+        yield Figure("cutoff", cutoff, "messages due before it are staged").line
+    if planned is not None:
+        detail = f"began {ago(status, planned.clock_ms)}, is not committed"
+        yield Figure("planned batch", f"number {planned.batch_id}", detail).line
 
 
 def _release_lines(status: Status) -> Iterator[str]:
@@ -167,15 +121,6 @@ def _lane_lines(answer: BrokerAnswer) -> Iterator[str]:
     yield f"{'lane':>8}{'undecided':>12}  newest claim by"
     for lane in answer.lanes:
         yield f"{lane.lane:>8}{lane.undecided:>12,}  {lane.owner or '-'}"
-
-
-def _totals(status: Status) -> tuple[int, int, int]:
-    shards = status.shards
-    return (
-        sum(shard.ready for shard in shards),
-        sum(shard.mutable for shard in shards),
-        sum(shard.sealed for shard in shards) + status.merged,
-    )
 
 
 def _release(answer: BrokerAnswer) -> dict[str, Any] | None:
@@ -229,22 +174,3 @@ def _holder(lease: Lease | None) -> dict[str, Any] | None:
 def span_text(name: str) -> str:
     """Return a span of `SPANS_MS` as the tables name it."""
     return name if name == LATER or not SPANS_MS[name] else f"< {name}"
-
-
-def ago(status: Status, instant_ms: int) -> str:
-    """Return in words how long ago an instant was."""
-    return f"{format_duration(max(0, status.now_ms - instant_ms))} ago"
-
-
-def due_text(status: Status, instant_ms: int | None) -> str:
-    """Return a due time, in words how far away it is; "-" for none."""
-    if instant_ms is None:
-        return "-"
-    away_ms = instant_ms - status.now_ms
-    relative = f"in {format_duration(away_ms)}" if away_ms >= 0 else f"{format_duration(-away_ms)} ago"
-    try:
-        instant = datetime.fromtimestamp(instant_ms // 1000, UTC)
-    # As in `conf.instants`.
-    except (OverflowError, ValueError, OSError):
-        return f"{instant_ms} ms"
-    return f"{instant:%Y-%m-%d %H:%M:%S} UTC, {relative}"

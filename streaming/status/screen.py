@@ -1,4 +1,4 @@
-"""What `delayline top` shows: what the page shows, as text for a terminal of 100 columns and 40 lines."""
+"""What `delayline top` shows: figures, charts, shards and problems, for a terminal of 100 columns and 40 lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from conf.durations import format_duration
 from conf.instants import instant
 from conf.printable import printable
-from streaming.status.formats import ago, broker_lines, due_text, merge_text, span_text
+from streaming.status.figures import figures
+from streaming.status.formats import span_text
 from streaming.status.ready import ReadyShard
 from streaming.status.sample import Sample
 from streaming.status.status import ShardStatus, Status
@@ -32,7 +33,7 @@ def screen_lines(
     `samples` are those of the looks up to `status`, `problems` the newest of all processes, newest first.
     """
     charts = list(_charts(samples, width - _DUE_WIDTH - _NAMES_WIDTH - 2))
-    lines = [*_summary(status), ""]
+    lines = [*(figure.line for figure in figures(status)), ""]
     for due, chart in zip_longest(_due(status), charts, fillvalue=""):
         lines.append(f"{due:<{_DUE_WIDTH}}  {chart}".rstrip())
     room = None if height is None else max(1, height - len(lines) - 2 - _LEAST_OF_PROBLEMS)
@@ -67,19 +68,6 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(" " if top is None else _LEVELS[round(top / largest * (len(_LEVELS) - 1))] for top in tops)
 
 
-def _summary(status: Status) -> Iterator[str]:
-    counts = [sum(getattr(shard, place) for shard in status.shards) for place in ("ready", "mutable", "sealed")]
-    ready, mutable, sealed = counts[0], counts[1], counts[2] + status.merged
-    waiting = f"{ready + mutable + sealed:,} messages: {ready:,} ready, {mutable:,} mutable, {sealed:,} sealed"
-    yield f"waiting      {waiting} in {status.buckets:,} buckets, {status.segments:,} segments"
-    yield f"next due     {due_text(status, status.next_due_ms)}"
-    if status.committed is not None:
-        yield f"last batch   {status.committed.batch_id}, started {ago(status, status.committed.clock_ms)}"
-    if status.merges is not None:
-        yield f"merges       {merge_text(status.merges, status.now_ms)}"
-    yield from broker_lines(status.broker)
-
-
 def _due(status: Status) -> Iterator[str]:
     yield f"{'due':>8}{'messages':>12}" + ("  (estimated)" if status.due_is_estimated else "")
     largest = max(1, *status.due.values())
@@ -92,13 +80,13 @@ def _charts(samples: Sequence[Sample], width: int) -> Iterator[str]:
         return
     yield f"the last {format_duration(samples[-1].at_ms - samples[0].at_ms)}"
     drawn: list[tuple[str, Sequence[float | None], Callable[[float], str]]] = [
-        ("late, p99", [each.p99_ms for each in samples], format_duration),
-        ("late, largest", [each.max_ms for each in samples], format_duration),
+        ("lateness p99", [each.p99_ms for each in samples], format_duration),
+        ("largest", [each.max_ms for each in samples], format_duration),
         ("read/s", _rates(samples, lambda sample: sample.read), _number),
         ("released/s", _rates(samples, lambda sample: sample.released), _number),
         ("waiting", [each.waiting for each in samples], _number),
-        ("handed over", [each.ready for each in samples], _number),
-        ("not read", [each.lag for each in samples], _number),
+        ("ready", [each.ready for each in samples], _number),
+        ("input lag", [each.lag for each in samples], _number),
         ("buckets", [each.buckets for each in samples], _number),
         ("segments", [each.segments for each in samples], _number),
         ("merging", [each.merging for each in samples], _number),
@@ -124,7 +112,7 @@ def _rates(samples: Sequence[Sample], count: Callable[[Sample], int | None]) -> 
 
 def _shards(status: Status, room: int | None) -> Iterator[str]:
     """Yield a table of the shards. If there is no room for all, those come first that were latest."""
-    heads = ("shard", 6), ("ready", 9), ("mutable", 10), ("sealed", 12), ("next due", 11), ("last", 8)
+    heads = ("shard", 6), ("ready", 9), ("mutable", 10), ("sealed", 12), ("next due", 12), ("last", 8)
     late_heads = ("in 1m", 8), ("p50", 7), ("p99", 7), ("largest", 8)
     yield "".join(f"{name:>{width}}" for name, width in (*heads, *late_heads)) + "  released by"
     released = {shard.shard: shard for shard in status.broker.ready or () if shard.at_ms is not None}
@@ -150,7 +138,7 @@ def _p99_ms(released: ReadyShard | None) -> int:
 def _shard(status: Status, shard: ShardStatus, released: ReadyShard | None) -> str:
     away_ms = None if shard.next_due_ms is None else shard.next_due_ms - status.now_ms
     next_due = "-" if away_ms is None else ("" if away_ms < 0 else "in ") + format_duration(away_ms)
-    waits = f"{shard.shard:>6}{shard.ready:>9,}{shard.mutable:>10,}{shard.sealed:>12,}{next_due:>11}"
+    waits = f"{shard.shard:>6}{shard.ready:>9,}{shard.mutable:>10,}{shard.sealed:>12,}{next_due:>12}"
     if released is None:
         return f"{waits}{'-':>8}"
     late = released.lateness

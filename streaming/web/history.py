@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from conf.settings import Settings
+from streaming.status.figures import figures
 from streaming.status.formats import as_json
 from streaming.status.problems import ProcessProblems
 from streaming.status.running import status_of_job
@@ -32,6 +33,7 @@ class History:
         self._settings = settings
         self._samples: deque[Sample] = deque(maxlen=_KEPT)
         self._status: dict[str, Any] | None = None
+        self._figures: list[dict[str, Any]] = []
         self._problems: list[dict[str, Any]] = []
         self._asked = ProcessProblems(settings)
         self._lock = threading.Lock()
@@ -39,10 +41,18 @@ class History:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def now(self, since_ms: int) -> dict[str, Any]:
-        """Return the newest status (null if the job does not answer), samples after `since_ms`, and recent problems."""
+        """Return the newest status and its figures, samples after `since_ms`, and recent problems.
+
+        The status is null, and there are no figures, if the job does not answer.
+        """
         with self._lock:
             samples = [asdict(sample) for sample in self._samples if sample.at_ms > since_ms]
-            return {"status": self._status, "samples": samples, "problems": self._problems}
+            return {
+                "status": self._status,
+                "figures": self._figures,
+                "samples": samples,
+                "problems": self._problems,
+            }
 
     def __enter__(self) -> History:
         self._thread.start()
@@ -73,5 +83,6 @@ class History:
         with self._lock:
             self._problems = problems
             self._status = None if status is None else as_json(status)
+            self._figures = [] if status is None else [asdict(figure) for figure in figures(status)]
             if status is not None:
                 self._samples.append(sample_of(status))

@@ -92,7 +92,28 @@ def test_any_text_gives_milliseconds_or_a_value_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(0, "0ms"), (999, "999ms"), (1500, "1.5s"), (-1500, "-1.5s"), (7_200_000, "2h"), (86_400_000, "1d")],
+    [
+        (0, "0 ms"),
+        (999.4, "999 ms"),
+        (1_000, "1 s"),
+        (1_500, "1.5 s"),
+        (-1_500, "-1.5 s"),
+        (12_340, "12 s"),
+        (60_000, "1 min"),
+        (90_000, "90 s"),
+        (94_100, "94 s"),
+        (754_321, "13 min"),
+        (5_400_000, "90 min"),
+        (7_200_000, "2 h"),
+        (86_400_000, "1 day"),
+        (93_600_000, "26 h"),
+        (3 * 86_400_000 + 1, "3 days"),
+        (366 * 86_400_000, "366 days"),
+        (7 * 86_400_000, "1 week"),
+        # Shown as 3.952w before.
+        (2_390_169_600, "4 weeks"),
+        (2_100_000_000, "3.5 weeks"),
+    ],
 )
-def test_durations_are_shown_in_their_largest_fitting_unit(ms: int, text: str) -> None:
+def test_a_duration_is_shown_in_one_unit_that_people_use(ms: float, text: str) -> None:
     assert format_duration(ms) == text

@@ -77,8 +77,8 @@ def test_before_the_first_batch_status_counts_the_unread_input(
     _publish_far(ledger, application, 7)
     output = _status(application)
     assert output.startswith("no batch is committed yet")
-    assert "input lag    7 messages" in output
-    assert "lease        not held" in output
+    assert "input lag          7 records" in output
+    assert "lease              not held" in output
     assert not (application.folder / "storage").exists()
 
 

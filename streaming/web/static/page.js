@@ -26,12 +26,16 @@ function count(number) {
   return number === null || number === undefined ? "unknown" : counts.format(number);
 }
 
+// As `conf.durations.format_duration` does it.
+const UNITS = [["weeks", 604800e3, Infinity], ["days", 86400e3, Infinity], ["h", 3600e3, 48 * 3600e3],
+               ["min", 60e3, 120 * 60e3], ["s", 1e3, 120e3]];
+
 function duration(ms) {
   if (ms < 0) return `-${duration(-ms)}`;
-  for (const [unit, size] of [["d", 86400e3], ["h", 3600e3], ["min", 60e3], ["s", 1e3]]) {
-    if (ms >= 2 * size || (unit === "s" && ms >= size)) return `${+(ms / size).toFixed(1)} ${unit}`;
-  }
-  return `${Math.round(ms)} ms`;
+  const exact = UNITS.find(([, size, end]) => ms >= size && ms % size === 0 && ms < end);
+  const [unit, size] = exact || UNITS.find(([unit, size]) => ms >= (unit === "s" ? size : 2 * size)) || ["ms", 1];
+  const number = size > 1 && ms < 10 * size ? +(ms / size).toFixed(1) : Math.round(ms / size);
+  return `${number} ${number === 1 ? unit.replace(/(..)s$/, "$1") : unit}`;
 }
 
 function instant(ms) {
@@ -78,41 +82,12 @@ function isForwarded(status) {
   return status.forward === null || status.forward.lanes.length > 0;
 }
 
-function running(part) {
-  return part ? count(part.processes.length) : "unknown";
-}
-
-function figures(status) {
-  const newest = samples[samples.length - 1];
-  const { release, forward } = status;
-  const shown = [
-    [count(status.waiting.total), "messages wait"],
-    [away(status.next_due_ms, status.now_ms), "is the next due"],
-    [newest && newest.p99_ms !== null ? duration(newest.p99_ms) : "unknown", "late (p99, last minute)"],
-    [status.input_lag ? count(status.input_lag.total) : "unknown", "not read yet"],
-    [status.committed_batch ? duration(status.committed_batch.age_ms) : "none", "since the last batch began"],
-    [`${count(status.sealed.buckets)} / ${count(status.sealed.segments)}`, "buckets / segments"],
-    [status.merges ? `${count(status.merges.running)} / ${count(status.merges.finished)}` : "unknown",
-     "merges now / in all"],
-    isForwarded(status)
-      ? [`${running(release)} / ${running(forward)}`, "release processes / forwarders"]
-      : [running(release), "release processes"],
-    [status.holder ? `${status.holder.host} ${status.holder.pid}` : "nobody", "holds the lease"],
-  ];
-  $("figures").replaceChildren(...shown.map(([value, what]) => {
+function figures(shown) {
+  $("figures").replaceChildren(...shown.map(({ name, value, detail }) => {
     const box = element("div");
-    box.append(element("b", value), element("span", what));
+    box.append(element("span", name), element("b", value), element("small", detail));
     return box;
   }));
-}
-
-// Since the start of the job.
-function merges(status) {
-  const { merges: found, now_ms: now } = status;
-  if (!found) return "";
-  const { last } = found;
-  const newest = last ? `last ${away(last.at_ms, now)}, ${count(last.buckets)} buckets in ${duration(last.took_ms)}; ` : "";
-  return `${newest}${duration(found.seconds * 1000)} in all`;
 }
 
 function row(cells) {
@@ -189,9 +164,8 @@ function draw(status) {
     at_ms: samples.slice(1).map((sample) => new Date(sample.at_ms)),
     lines: { read: rate("read"), released: rate("released") },
   });
-  lines("waiting", { lines: { waiting: of("waiting"), "handed over": of("ready"), "not read": of("lag") } });
+  lines("waiting", { lines: { waiting: of("waiting"), ready: of("ready"), "input lag": of("lag") } });
   lines("buckets", { lines: { buckets: of("buckets"), segments: of("segments") }, right: { merging: of("merging") } });
-  $("merges").textContent = merges(status);
 }
 
 async function refresh() {
@@ -209,7 +183,7 @@ async function refresh() {
       : `the job at ${now.job} does not answer, or does not know yet what waits`;
     problems(now.problems);
     if (now.status) {
-      figures(now.status);
+      figures(now.figures);
       shards(now.status);
       forwarders(now.status);
       draw(now.status);

@@ -39,7 +39,7 @@ def batch_of(*rows: dict[str, Any]) -> pa.RecordBatch:
     [
         ({}, 0, None),
         ({}, MINUTE, None),
-        ({}, MINUTE + 1, "expire_after of delayline-in is 1m"),
+        ({}, MINUTE + 1, "expire_after of delayline-in is 1 min"),
         ({"headers": headers(UNTIL)}, MINUTE, None),
         ({"topic": "other"}, 10**10, None),
         ({"topic": "other", "headers": headers(UNTIL)}, 2 * MINUTE, None),

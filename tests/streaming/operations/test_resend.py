@@ -256,7 +256,7 @@ def test_a_record_that_its_topic_would_soon_delete_is_resent_only_with_a_new_tim
     (identity,) = desk.add({})
     refused = desk.resend()
     assert refused.exit_code == 1
-    assert "keeps records for 1h (retention.ms)" in refused.stdout
+    assert "keeps records for 1 h (retention.ms)" in refused.stdout
     assert desk.resent("--stamp", "now") == [identity]
     (record,) = desk.inputs(1)
     assert abs(record.timestamp_ms - record.received_ms) < 600_000

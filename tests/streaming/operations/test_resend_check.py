@@ -47,9 +47,9 @@ def until(after_ms: int) -> tuple[str, bytes]:
     [
         (
             outgoing(("deliver-after", b"30m")),
-            "it could not be delivered until 30m after it was due, and expire_after of ",
+            "it could not be delivered until 30 min after it was due, and expire_after of ",
         ),
-        (outgoing(), "it could not be delivered until 1h after it was due"),
+        (outgoing(), "it could not be delivered until 1 h after it was due"),
         (outgoing(("deliver-after", b"59m")), None),
         (outgoing(("deliver-after", b"2h")), None),
         # As with --stamp now.

@@ -65,5 +65,5 @@ def test_the_status_has_the_lanes_and_says_nothing_of_forwarders_where_there_are
     _open(prepared)
     answer = ask_broker(prepared, {}, -1)
     lines = list(as_lines(replace(status_of(), broker=answer)))
-    assert "forward      no process runs; 0 records of 2 lanes undecided" in lines
+    assert "forwarders         no process runs; 0 undecided records" in lines
     assert "       1           0  -" in lines

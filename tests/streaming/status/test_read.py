@@ -31,9 +31,9 @@ def test_an_invalid_record_in_the_lease_topic_is_shown_with_the_other_lines(sett
     producer.produce(settings.topics.input[0], b"not read")
     producer.flush()
     lines = list(as_lines(status_of(ask_broker(settings, {}, -1))))
-    assert "input lag    1 messages" in lines
+    assert "input lag          1 record" in lines
     (lease,) = (line for line in lines if line.startswith("lease "))
-    assert lease.startswith("lease        unknown: checkpoint-mismatch: the lease topic holds b'garbage'")
+    assert lease.startswith("lease              unknown; checkpoint-mismatch: the lease topic holds b'garbage'")
 
 
 def test_options_that_the_client_refuses_are_reported_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

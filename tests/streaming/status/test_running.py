@@ -86,9 +86,9 @@ def test_the_command_shows_what_the_job_says_and_starts_no_spark(
     assert status["input_lag"]["total"] == 0
     last = {"at_ms": 940_000, "took_ms": 1_500, "buckets": 16}
     assert status["merges"] == {"running": 1, "finished": 3, "seconds": 4.5, "last": last}
-    merges = "1 running, 3 finished since the job's start; the last 1m ago: 16 buckets in 1.5s"
-    assert f"merges       {merges}" in table
-    assert table[0] == f"checkpoint   {CHECKPOINT} (as the running job says)"
+    merges = "1 running; 3 finished since the start, the last 1 min ago: 16 buckets in 1.5 s"
+    assert f"merges             {merges}" in table
+    assert table[0] == f"checkpoint         {CHECKPOINT}; this is from the running job"
     assert [line.split() for line in table if line.strip().startswith("merged")] == [["merged", "9"]]
 
 
@@ -110,7 +110,7 @@ def test_the_command_shows_what_lies_behind_an_open_transaction(settings: Settin
     assert lag["partitions"] == [
         {"topic": topic, "partition": 0, "read_offset": 0, "end_offset": 0, "held": 3, "lag": 0}
     ]
-    assert "input lag    0 messages, and 3 behind open transactions of publishers" in table
+    assert "input lag          0 records; 3 more behind open transactions of publishers" in table
     assert table[-1] == f"       0         3  {topic}/0, read up to 0 of 0"
     producer.abort_transaction(10)
 
@@ -122,7 +122,9 @@ def test_top_shows_it_again_and_again_and_goes_on_without_an_answer(settings: Se
         shown = CliRunner().invoke(app, [*arguments, "--set", f"monitor.job={address}"])
     assert shown.exit_code == 0, shown.output
     assert (
-        shown.stdout.count(f"  {settings.application_id}\n\nwaiting      13 messages: 0 ready, 4 mutable, 9 sealed")
+        shown.stdout.count(
+            f"  {settings.application_id}\n\nwaiting            13 messages; 0 ready, 4 mutable, 9 sealed"
+        )
         == 2
     )
     shown = CliRunner().invoke(app, [*arguments, "--set", f"monitor.job=127.0.0.1:{free_port()}"])

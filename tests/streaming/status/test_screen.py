@@ -34,21 +34,23 @@ def test_it_has_what_the_page_has_within_the_terminal() -> None:
     assert max(map(len, lines)) <= 100
     text = "\n".join(lines)
     for part in (
-        "1,222 messages: 2 ready, 20 mutable, 1,200 sealed in 17 buckets, 20 segments",
-        "last batch   7, started 2.1s ago",
-        "merges       1 running, 3 finished since the job's start; the last 1m ago: 16 buckets in 1.5s",
-        "input lag    3 messages",
-        "lease        process 2155 on host node-1",
-        "release      1 processes: pod-7 on node-2",
-        "forward      2 processes: pod-8 on node-2, pod-9 on node-3; 1,502 records of 2 lanes undecided",
-        "the last 4s",
+        "waiting            1,222 messages; 2 ready, 20 mutable, 1,200 sealed in 17 buckets, 20 segments",
+        "next due           in 5 s; 2027-01-15 08:00:05 UTC",
+        "lateness           p99 10 ms; largest 900 ms, of the latest shard in the last minute",
+        "last batch         began 2.1 s ago; number 7",
+        "merges             1 running; 3 finished since the start, the last 1 min ago: 16 buckets in 1.5 s",
+        "input lag          3 records",
+        "lease              process 2155 on node-1; delayline run, since 2027-01-15 08:00:00 UTC",
+        "release processes  1; pod-7 on node-2",
+        "forwarders         2; pod-8 on node-2, pod-9 on node-3; 1,502 undecided records",
+        "the last 4 s",
         "  < 1h          40  ██████████████████",
         " < 30d          20  █████████ ",
         "< 366d           1  ▌",
-        "late, p99         10ms ███",
+        "lateness p99     10 ms ███",
         "read/s               2 ██",
         "merging              1 ███",
-        "     1        1        10         100      in 5s      2s   1,234    5ms   10ms   900ms  pod-7",
+        "     1        1        10         100      in 5 s     2 s   1,234   5 ms  10 ms  900 ms  pod-7",
         "WARNING  pod-7  problem 0 \N{REPLACEMENT CHARACTER}[2J",
     ):
         assert part in text, text
@@ -67,8 +69,8 @@ def test_the_latest_shards_come_first_where_there_is_no_room_for_all() -> None:
 def test_all_shards_are_shown_where_the_output_is_no_terminal_and_nothing_is_known_of_the_broker() -> None:
     status = replace(status_of(64), broker=BrokerAnswer(None, problem="away"), merges=None)
     lines = screen_lines(status, [sample_of(status)], [], 100, None)
-    assert sum(line.endswith("      in 5s       -") for line in lines) == 64
-    assert "input lag    unknown: away" in lines
+    assert sum(line.endswith("      in 5 s       -") for line in lines) == 64
+    assert "input lag          unknown; away" in lines
     assert lines[-2:] == ["problems", "none"]
 
 

@@ -17,6 +17,7 @@ from state.claims import JOB
 from state.due_spans import LATER, SPANS_MS
 from streaming.monitor.job_status import LastMerge, Merges
 from streaming.status.broker import BrokerAnswer
+from streaming.status.figures import figures
 from streaming.status.formats import as_json
 from streaming.status.input_lag import PartitionLag
 from streaming.status.lanes import LaneStatus
@@ -45,7 +46,7 @@ class SampledHistory:
         now_ms = time.time_ns() // 1_000_000
         first = now_ms // _EVERY_MS - 700
         status = _status(now_ms)
-        broker = replace(status.broker, lanes=self._lanes, forwarders=self._forwarders)
+        status = replace(status, broker=replace(status.broker, lanes=self._lanes, forwarders=self._forwarders))
         samples = [_sample(number) for number in range(first, now_ms // _EVERY_MS)]
         problems = [
             (95_000, "delayline-release-1", "Kafka does not answer (shard 1): Local: Timed out; trying again"),
@@ -53,7 +54,8 @@ class SampledHistory:
             (1_900_000, "delayline-release-0", "messages for orders-old become dead letters: the topic is gone"),
         ]
         return {
-            "status": as_json(replace(status, broker=broker)),
+            "status": as_json(status),
+            "figures": [asdict(figure) for figure in figures(status)],
             "samples": [asdict(sample) for sample in samples if sample.at_ms > since_ms],
             "problems": [
                 {"at_ms": now_ms - ago_ms, "process": process, "level": "WARNING", "message": message}
