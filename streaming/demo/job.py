@@ -15,7 +15,8 @@ from conf.errors import QueryFailed
 
 _STOP_TIMEOUT_S = 60.0
 _TAIL_LINES = 25
-_RELEASE_PROCESS = re.compile(r"release process \S+ is (\d+)")
+# The supervisor's lines about a process that it has started, and one that it has adopted.
+_RELEASE_PROCESS = re.compile(r"release process \S+(?: is|, process) (\d+)")
 
 
 class Job:
