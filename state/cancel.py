@@ -1,9 +1,9 @@
-"""Cancels and replacements: the headers that ask for them, and the answer, which goes to the results topic.
+"""Cancels, replacements and delivery at once: the headers that ask for them, and the answer, for the results topic.
 
-A record with the header `CANCEL_HEADER` is an *ask*. It is accepted like a message that goes to the results topic at
-once, with the id that it asks for as its key. So it is in order, handed over and released like any message, exactly
-once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in: when its batch has decided
-(`streaming.job.requests.decision`), or a release process.
+A record with the header `CANCEL_HEADER`, or `DELIVER_NOW_HEADER`, is an *ask*. It is accepted like a message that goes
+to the results topic at once, with the id that it asks for as its key. So it is in order, handed over and released like
+any message, exactly once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in: when its
+batch has decided (`streaming.job.requests.decision`), or a release process.
 
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
 without these headers, and an ask for the message that it replaces.
@@ -25,11 +25,13 @@ import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
 from state.kinds import ANSWER, KIND, REQUEST, Mask, is_message, kinds_of
-from state.message_ids import ID, ID_SCHEMA, Ids, among, id_text, id_texts, ids_from_texts, ids_in, places_in
+from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, id_text, id_texts, ids_from_texts, ids_in, places_in
 from state.reasons import RESULTS, Reason
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
+# On a record of an input topic: the id of the message that shall be due at once.
+DELIVER_NOW_HEADER = "delayline-deliver-now"
 # The id of the message that the record replaces, and the condition: one of `CONDITIONS`, the first by default.
 REPLACES_HEADER, CONDITION_HEADER = "delayline-replaces", "delayline-if"
 WAITING, ALWAYS = CONDITIONS = ("waiting", "always")
@@ -39,6 +41,9 @@ OPERATOR_HEADER = "delayline-operator"
 MessageId = tuple[str, int, int]
 # The id of no message: what an ask by a name asks for until the batch has looked the name up, and if nothing waits.
 NOTHING: MessageId = ("", -1, -1)
+# What stands in the stored row of a message that a batch has taken from where it waited, and not just cancelled: the id
+# of its replacement; or the due time at which it was handed over itself, epoch ms.
+Successor = MessageId | int
 # Messages that were cancelled for a replacement, and its id: none.
 NONE_REPLACED: Mapping[MessageId, MessageId] = MappingProxyType({})
 
@@ -48,7 +53,8 @@ class Ask(NamedTuple):
 
     Of a replacement also its condition, one of `CONDITIONS` or `state.names.KEEP`, and when it is due, epoch ms. It has
     the id of its ask. Of an ask by a name also the name (`state.names.named`). Of a message that has a name also when
-    it was published, epoch ms, and whether its publisher wants an answer.
+    it was published, epoch ms, and whether its publisher wants an answer. `delivers` says that the message shall be due
+    at once.
     """
 
     id: MessageId
@@ -58,6 +64,7 @@ class Ask(NamedTuple):
     name: bytes | None = None
     published_ms: int | None = None
     wants_answer: bool | None = None
+    delivers: bool = False
 
 
 # What asks ask for. As rows of messages, asks have that as their key, the headers that the publisher sent along, and no
@@ -75,13 +82,14 @@ ASK_SCHEMA = pa.schema(
         ("name", pa.binary()),
         ("published_ms", pa.int64()),
         ("wants_answer", pa.bool_()),
+        ("delivers", pa.bool_()),
     ]
 )
 # Answers, by the id of the ask: the value, or null if nobody waits for an answer; the key, or null if the ask has it
 # already; and `REQUEST` in place of `ANSWER` if a release process must decide.
 ANSWER_SCHEMA = pa.schema([*ID_SCHEMA, ("value", pa.large_binary()), ("key", pa.binary()), KIND])
 _ASK_ID = tuple(f"ask_{name}" for name in ID)
-_TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer")
+_TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer", "delivers")
 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
@@ -105,6 +113,7 @@ def ask_table(
     conditions: pa.Array | None = None,
     dues_ms: pa.ChunkedArray | None = None,
     wants_answers: pa.Array | None = None,
+    delivers: Mask | None = None,
 ) -> pa.Table:
     """Return what each of `requests`, which are messages, asks for, as a table of `ASK_SCHEMA`.
 
@@ -114,6 +123,7 @@ def ask_table(
         conditions: for each the condition on which a message comes with it (`Ask`); null for a cancel.
         dues_ms: for each when that message is due, epoch ms.
         wants_answers: for each whether the publisher of a message that has a name wants an answer.
+        delivers: which of them ask that their message shall be due at once: none by default.
     """
     count = requests.num_rows
     if names is None:
@@ -124,7 +134,8 @@ def ask_table(
     published_ms = None if names is None or conditions is None else requests.column("timestamp_ms")
     every = (conditions, dues_ms, names, published_ms, wants_answers)
     terms = [pa.nulls(count) if each is None else each for each in every]
-    return pa.table([*asked, *own, *terms], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
+    delivering = pa.array(np.zeros(count, dtype=bool) if delivers is None else delivers)
+    return pa.table([*asked, *own, *terms, delivering], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
 def asked_by(asks: pa.Table) -> pa.Table:
@@ -151,9 +162,32 @@ def own_ids(asks: pa.Table) -> pa.Table:
     return asks.select(_ASK_ID).rename_columns(ID)
 
 
+def delivering_ids(asks: pa.Table) -> Ids:
+    """Return the ids that those of `asks`, a table that has the columns of `ASK_SCHEMA`, want to be due at once."""
+    return ids_in(asks.filter(asks.column("delivers")))
+
+
 def replacing(asked: str, condition: str) -> list[tuple[str, bytes]]:
     """Return the headers of a message that replaces the one with the id `asked`."""
     return [(REPLACES_HEADER, asked.encode()), (CONDITION_HEADER, condition.encode())]
+
+
+def first_delivered(asks: pa.Table, among_ids: Ids | None = None) -> Ids:
+    """Return the messages that the first one of several `asks` for each, by the order of ids, wants to be due at once.
+
+    `asks` have the columns `ID`, those of their own ids as of `ASK_SCHEMA`, and `delivers`. Only messages `among_ids`,
+    if these are given.
+    """
+    wanted = delivering_ids(asks)
+    if not wanted:
+        return NO_IDS
+    own = asks.filter(pa.array(among(asks, wanted)))
+    if among_ids is not None:
+        own = own.filter(pa.array(among(own, among_ids)))
+    in_order = own.select([*ID, *_ASK_ID, "delivers"]).sort_by([(name, "ascending") for name in _ASK_ID])
+    # Not in threads: the first row of each is meant.
+    firsts = in_order.group_by(list(ID), use_threads=False).aggregate([("delivers", "first")])
+    return ids_in(firsts.filter(firsts.column("delivers_first")))
 
 
 def accepted_replacements(
@@ -172,7 +206,8 @@ def accepted_replacements(
     same batch, it must have been accepted itself.
     """
     in_order = sorted(asks, key=lambda ask: ask.id)
-    first = {**_first_asks(in_order, cancelled), **replaced}
+    # What the batch has taken out is there: another message may have the id, of a topic that was made anew.
+    first = {**replaced, **_first_asks(in_order, cancelled)}
     replacements = {ask.id: ask for ask in in_order if ask.condition is not None}
     accepted = dict.fromkeys(dropped, False)
     for start in replacements:
@@ -270,6 +305,7 @@ class Undecided(NamedTuple):
     - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
     - `replaces`: whether the ask is that of a message which is accepted in any case
     - `epoch`: that of the checkpoint whose batch has read it
+    - `delivers`: whether the message shall be due at once, and is not cancelled
     """
 
     due_before_ms: int
@@ -278,6 +314,7 @@ class Undecided(NamedTuple):
     left: int
     replaces: bool = False
     epoch: int = 1
+    delivers: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the value of the ask."""

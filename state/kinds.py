@@ -6,6 +6,7 @@
 | `DEAD_LETTER` | a record that could not be scheduled, with its error | handed over by its batch; sealed by a rebuild |
 | `REQUEST` | an ask (`state.cancel`) without its answer | that batch decides it, or a release process |
 | `ANSWER` | an ask that is decided: its value is the answer | released like a message |
+| `DUE_NOW` | a message that an ask has made due at once | like a message, but it never expires: somebody wants it now |
 
 A message that cannot be delivered keeps its kind: its dead letter is made of it at the release. Only there, where a row
 has become a record of Kafka, the topic tells what it is (`sinks.release.record_check`).
@@ -21,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 
 # A byte a message in memory; on the wire and on disk, where a chunk is compressed, 150 bytes a chunk at the most.
 KIND = pa.field("kind", pa.int8())
-MESSAGE, DEAD_LETTER, REQUEST, ANSWER = range(4)
+MESSAGE, DEAD_LETTER, REQUEST, ANSWER, DUE_NOW = range(5)
 
 
 def kinds_of(messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int8]:
@@ -35,12 +36,14 @@ def is_message(messages: pa.Table | pa.RecordBatch) -> Mask:
 
     The batch that accepts any other row hands it over, whenever it is due.
     """
-    return np.asarray(kinds_of(messages) == MESSAGE)
+    kinds = kinds_of(messages)
+    return np.asarray((kinds == MESSAGE) | (kinds == DUE_NOW))
 
 
 def is_ask(messages: pa.Table | pa.RecordBatch) -> Mask:
     """Return which rows are asks, with or without their answers."""
-    return kinds_of(messages) >= REQUEST
+    kinds = kinds_of(messages)
+    return np.asarray((kinds == REQUEST) | (kinds == ANSWER))
 
 
 def requests_in(messages: pa.Table) -> pa.Table:
@@ -48,3 +51,9 @@ def requests_in(messages: pa.Table) -> pa.Table:
     is_request = np.asarray(kinds_of(messages) == REQUEST)
     # Nearly always none: to filter a dozen columns takes longer than to look.
     return messages.filter(pa.array(is_request)) if is_request.any() else messages.slice(0, 0)
+
+
+def with_kind(messages: pa.Table, kind: int) -> pa.Table:
+    """Return `messages` as rows of this kind."""
+    kinds = pa.repeat(pa.scalar(kind, KIND.type), messages.num_rows)
+    return messages.set_column(messages.schema.get_field_index("kind"), KIND, kinds)

@@ -61,6 +61,12 @@ def united(several: Iterable[Ids]) -> Ids:
     return {source: own[0] if len(own) == 1 else np.unique(np.concatenate(own)) for source, own in pieces.items()}
 
 
+def without(ids: Ids, others: Ids) -> Ids:
+    """Return those of `ids` that `others` lacks."""
+    left = {source: own[~are_in(others[source], own)] if source in others else own for source, own in ids.items()}
+    return {source: own for source, own in left.items() if len(own)}
+
+
 def has_id(ids: Ids, message_id: tuple[str, int, int]) -> bool:
     """Return whether `ids` has the id of one message."""
     topic, partition, offset = message_id

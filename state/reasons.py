@@ -1,4 +1,4 @@
-"""The reasons of answers to cancels and replacements: codes for programs, and sentences for people.
+"""The reasons of answers to requests: codes for programs, and sentences for people.
 
 A code never changes, and no program decides by a sentence. docs/publish/cancelling.md documents the codes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal, get_args
 
-Result = Literal["cancelled", "too-late", "unknown", "kept"]
+Result = Literal["cancelled", "due-now", "too-late", "unknown", "kept"]
 RESULTS: tuple[Result, ...] = get_args(Result)
 
 
@@ -20,8 +20,9 @@ class Reason(Enum):
     ALREADY_CANCELLED = (
         "already-cancelled",
         "cancelled",
-        "another request cancelled it, or it was itself refused, so there is nothing to replace",
+        "another request cancelled it, or it was itself refused, so there is nothing to replace or deliver",
     )
+    MADE_DUE = ("made-due", "due-now", None)
     RELEASED = ("released", "too-late", "it is delivered or about to be, or it went to the dead-letter topic")
     NO_INPUT_TOPIC = ("no-input-topic", "unknown", "the job does not read an input topic of this name")
     NOT_READ = (

@@ -32,7 +32,7 @@ from state.buckets.parts import (
     metadata_of,
     part_of,
 )
-from state.index.locate import LOCATED_SCHEMA, METADATA, entries_of, locating
+from state.index.locate import LOCATED_SCHEMA, METADATA, entries_of, locating, spans_of
 from state.message import decode_chunk
 from state.message_ids import Ids
 from state.order import ORDER
@@ -174,6 +174,17 @@ class BucketTable(DeltaStore):
         if buckets is not None:
             rows = rows.where(F.col("bucket").isin(sorted(set(buckets))))
         return rows.select(*_CHUNK_COLUMNS)
+
+    def chunks_at(self, places: pa.Table, version: int) -> DataFrame:
+        """Return the chunks at `version` that may hold the messages at some `places` (`LOCATED_SCHEMA`): one at least.
+
+        The columns are those of `chunks`.
+        """
+        spans, buckets = spans_of(places), places.column("bucket").unique().to_pylist()
+        parts = map(part_of, places.column("part").unique().to_pylist())
+        chunks = self.chunks(spans[0][0], spans[-1][1] + 1, parts, buckets, version)
+        conditions = (f"(deliver_at_ms <= {last} AND max_deliver_at_ms >= {first})" for first, last in spans)
+        return chunks.where(" OR ".join(conditions))
 
     def files(self) -> list[Row]:
         """Return the files with rows of live parts, as this process saw the table last: path, part, and stats.

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.errors import ReadyLogLost
 from conf.kafka.headers import RecordHeaders
+from state.cancel import Undecided
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.kinds import REQUEST, kinds_of
 from state.message import encode_chunk
 from state.order import OrderKey, key_of
 
 _HEADER = "delayline-chunk"
+# A message has a few hundred bytes as a rule, and a megabyte at the most unless the topics take more. More requests fit
+# into a transaction, which has several chunks.
+_MOST_DELIVERIES = 8
 
 
 @dataclass(frozen=True, config=STORED)
@@ -41,6 +48,19 @@ def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeade
     asks = bool((kinds_of(messages) == REQUEST).any())
     summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes, asks)
     return encode_chunk(messages), [(_HEADER, _FORMAT.dump(summary))]
+
+
+def with_few_deliveries(messages: pa.Table) -> Iterator[pa.Table]:
+    """Cut messages for chunks that have few requests each for messages to be due at once, whose number is bounded.
+
+    The release process that decides such a chunk has all of these messages in memory.
+    """
+    rows = np.flatnonzero(kinds_of(messages) == REQUEST)
+    values = messages.column("value").take(pa.array(rows)).cast(pa.binary())
+    delivering = [each for each in values.unique().to_pylist() if Undecided.from_bytes(each).delivers]
+    own = rows[np.asarray(pc.is_in(values, pa.array(delivering, pa.binary())))]
+    bounds = [0, *own[_MOST_DELIVERIES::_MOST_DELIVERIES].tolist(), messages.num_rows]
+    yield from (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 
 def summary_of(

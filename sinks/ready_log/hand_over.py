@@ -15,6 +15,7 @@ from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
+from sinks.ready_log.chunk import with_few_deliveries
 from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
 from state.checkpoint.progress import Progress, committed_messages
 from state.kinds import DEAD_LETTER, kinds_of
@@ -222,7 +223,8 @@ def _cut(messages: pa.Table) -> Iterator[pa.Table]:
             span_ms = key_of(piece, -1).deliver_at_ms - key_of(piece).deliver_at_ms
             count = min(span_ms // _CHUNK_SPAN_MS + 1, max(1, piece.nbytes // _LEAST_CUT_BYTES))
             rows = -(-piece.num_rows // count)
-            yield from (piece.slice(start, rows) for start in range(0, piece.num_rows, rows))
+            for start in range(0, piece.num_rows, rows):
+                yield from with_few_deliveries(piece.slice(start, rows))
 
 
 def _opened(plan: HandOverPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:

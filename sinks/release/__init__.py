@@ -8,7 +8,7 @@ Read `process` (a member of its group), `shard` (the steps for one shard), `log_
 in memory or not), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
 gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `rewrites` (how often a transaction is
 written again), `closed_topics` (which take nothing), `expiry` (what comes too late to be of use), `recall`,
-`waiting_ids` and `recently_released` (asks for a cancel), `stubs` (what takes the place of a refused dead letter),
+`waiting_ids`, `copies` and `recently_released` (asks), `stubs` (what takes the place of a refused dead letter),
 `rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
 
 **Two logs.** Batches hand over to the ready log, forwarders to the near log. Each shard merges its partitions of both.

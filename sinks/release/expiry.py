@@ -19,7 +19,7 @@ from conf.errors import Expired
 from conf.settings import Policy, Settings
 from sinks.release.records import Record, record_due_ms, record_id, records
 from state.header_values import header_text, parse_instant
-from state.kinds import is_message
+from state.kinds import MESSAGE, kinds_of
 from state.message_ids import parse_id
 
 
@@ -43,6 +43,11 @@ class Expiry:
         """Whether anything can expire."""
         return any(each.expire_after or each.expiry_header for each in (self.of_all, *self.by_topic.values()))
 
+    @staticmethod
+    def may_expire(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Return which messages can expire at all: somebody has just asked for one that is made due at once."""
+        return np.asarray(kinds_of(batch) == MESSAGE)
+
     def doubted(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
         """Return which messages may be expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`.
 
@@ -58,7 +63,7 @@ class Expiry:
             least_ms = 0 if policy.expiry_header else policy.expire_after
             if least_ms is not None:
                 doubted |= np.asarray(pc.equal(topics, topic)) & (overdue_ms > least_ms)
-        return doubted & is_message(batch)
+        return doubted & self.may_expire(batch)
 
     def expired(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
         """Return which messages are expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`."""

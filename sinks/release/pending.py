@@ -18,9 +18,10 @@ A message that arrives with an order key below `below` is *late*: it was handed 
 messages go out at once, by themselves, and the chunks that have them are taken in whole: as many at a time as the
 limits allow, but one at least. Between two transactions of them, others that are due have their turn.
 
-Asks for a cancel of what is handed over are decided when their chunk is taken in (`sinks.release.recall`), and go out
-with the late messages. They come by the ready log, and a message that they ask for may lie in the near log, which it
-was written to before. So their chunk is taken in only after all that the near log had when it was read.
+Asks for what is handed over are decided when their chunk is taken in (`sinks.release.recall`), and go out with the
+late messages. So does a message that they want to be due at once (`sinks.release.copies`). They come by the ready log,
+and a message that they ask for may lie in the near log, which it was written to before. So their chunk is taken in only
+after all that the near log had when it was read.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ from sortedcontainers import SortedList
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.closed_topics import needs_of, united_needs
+from sinks.release.copies import Copies, due_now, wanted_of
 from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
-from sinks.release.recall import REMEMBERED_MS, Removal, WentTo, decide, removed_before, removed_ids
+from sinks.release.recall import REMEMBERED_MS, Removal, Removed, WentTo, decide, removed_before, wanted_now
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Limits, Room
 from sinks.release.waiting_ids import ChunkIds, WaitingIds
 from state.cancel import asked_by, without_cancelled
 from state.kinds import REQUEST, is_message, kinds_of, requests_in
 from state.message import decode_chunk, empty_messages
-from state.message_ids import NO_IDS, Ids, among, ids_in, united
+from state.message_ids import NO_IDS, Ids, among, ids_in, united, without
 from state.order import OrderKey, count_before, in_order, just_after, key_of
 
 # How much due time is put in order at a time. Each time costs a little for every open chunk: with many of these, as
@@ -157,6 +159,7 @@ class Pending:
         # The lowest offset in each log of a chunk with messages in `_current`.
         self._current_from: dict[Log, int] = {}
         self._waiting_ids = WaitingIds()
+        self._copies = Copies()
 
     @property
     def nbytes(self) -> int:
@@ -406,22 +409,23 @@ class Pending:
                 self._settle(arrived)
                 raise PayloadMissing(self._chunks.incoming[log])
             else:
+                asks = requests_in(chunk.decoded()) if chunk.summary.asks else empty_messages()
                 if chunk.summary.asks:
                     # Also what has arrived with it may be asked for.
                     self._settle(arrived)
                     arrived = []
-                    if not self._may_decide(has_late=bool(late), until_ms=until_ms):
+                    if not self._may_decide(chunk.place, asks, has_late=bool(late), until_ms=until_ms):
                         asks_wait = True
                         continue
-                asks = requests_in(chunk.decoded()) if chunk.summary.asks else empty_messages()
                 messages = self._messages(chunk)
+                wanted = self._wanted_now() if asks.num_rows else empty_messages()
                 is_late = 0 if below is None else count_before(messages, below)
                 # With the asks also those that are passed on.
-                added = pa.concat_tables([asks, messages.slice(0, is_late)])
+                added = pa.concat_tables([asks, messages.slice(0, is_late), wanted])
                 if not room.takes(added, _sizes(added)):
                     break
                 if asks.num_rows:
-                    late += self._decide(chunk.place, asks, now_ms)
+                    late += self._decide(chunk.place, asks, wanted, now_ms)
                 if is_late:
                     late.append(messages.slice(0, is_late))
                 self._chunks.forget_incoming(log)
@@ -433,17 +437,17 @@ class Pending:
         self._settle(arrived)
         return late
 
-    def _may_decide(self, has_late: bool, until_ms: int) -> bool:
-        """Return whether the asks of the next chunk can be decided now: otherwise other messages go first.
+    def _may_decide(self, place: Place, asks: pa.Table, has_late: bool, until_ms: int) -> bool:
+        """Return whether `asks`, of the next chunk, can be decided now: otherwise other messages go first.
 
         Raises PayloadMissing if chunks must be read again for it, and nothing else goes first.
         """
         next_ms = self._next_ms()
         is_due = next_ms is not None and next_ms <= until_ms
-        waits = is_due and self._deferrals < _MOST_DEFERRALS
-        knows = self._knows_ids(others_first=has_late or waits)
-        self._deferrals = 0 if knows else self._deferrals + 1
-        return knows
+        others_first = has_late or (is_due and self._deferrals < _MOST_DEFERRALS)
+        may = self._knows_ids(others_first) and self._has_copies(place, asks, others_first)
+        self._deferrals = 0 if may else self._deferrals + 1
+        return may
 
     def _settle(self, opened: list[_Open]) -> None:
         """Put messages of decoded chunks into `_current` if they are below the bound, and else into `_open`."""
@@ -541,26 +545,58 @@ class Pending:
             messages = messages.filter(pa.array(kinds_of(messages) != REQUEST))
         return without_cancelled(messages, self._removed)
 
-    def _decide(self, place: Place, asks: pa.Table, now_ms: int) -> list[pa.Table]:
-        """Decide the asks of the chunk at `place`, and return those that are answered."""
-        asked = asked_by(asks)
-        certain, doubtful = (removed_ids(self._removals, certain=is_certain) for is_certain in (True, False))
-        found = self._remove(ids_in(asked.filter(pa.array(~among(asked, certain)))))
-        forget_ms = self._planning_ms + REMEMBERED_MS
-        decided = decide(place, asks, found, certain, doubtful, self._went_to, now_ms, self._started_ms, forget_ms)
-        if decided.removal is not None:
-            self._remember(decided.removal)
-            self._recalled.append(decided.removal)
+    def _decide(self, place: Place, asks: pa.Table, wanted: pa.Table, now_ms: int) -> list[pa.Table]:
+        """Decide the asks of the chunk at `place`, and return those that are answered, and what is `wanted` now."""
+        asked, removed = asked_by(asks), Removed.of(self._removals)
+        delivered = ids_in(wanted)
+        found = self._remove(ids_in(asked.filter(pa.array(~among(asked, removed.certain)))))
+        decided = decide(
+            place, asks, without(found, delivered), delivered, removed, self._went_to, now_ms, self._started_ms,
+            self._planning_ms + REMEMBERED_MS,
+        )  # fmt: skip
+        for removal in decided.removals:
+            self._remember(removal)
+        self._recalled += [each for each in decided.removals if not each.delivers]
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
         self._released_beside += decided.beside
-        return [decided.answered] if decided.answered.num_rows else []
+        self._copies.begin()
+        return [each for each in (decided.answered, due_now(wanted, now_ms)) if each.num_rows]
+
+    def _has_copies(self, place: Place, asks: pa.Table, others_first: bool) -> bool:
+        """Copy what `asks` at `place` want to be due at once from waiting chunks; return whether that is all of it.
+
+        Raises PayloadMissing for chunks that must be read again, but not if `others_first`.
+        """
+        wanted = without(wanted_now(asks), Removed.of(self._removals).certain)
+        self._copies.begin(place, wanted)
+        missing = []
+        for chunk in self._waiting_with(wanted):
+            if chunk.payload is not None:
+                self._copies.search(chunk, self._messages(chunk))
+            elif not self._copies.has(chunk):
+                missing.append(chunk)
+        if missing and not others_first:
+            raise PayloadMissing(missing)
+        return not missing
+
+    def _waiting_with(self, wanted: Ids) -> list[Chunk]:
+        """Return the waiting chunks, whose ids are known, that have one of the messages `wanted`."""
+        waiting = self._chunks.waiting if wanted else ()
+        return [chunk for chunk in waiting if self._waiting_ids.common(chunk.ids or (), wanted)]
+
+    def _wanted_now(self) -> pa.Table:
+        """Return the messages that the asks which may be decided want now: what is decoded, and what was copied."""
+        wanted = self._copies.wanted
+        decoded = (self._current, *(each.messages for each in self._open.values())) if wanted else ()
+        own = [wanted_of(each, wanted) for each in decoded]
+        return pa.concat_tables([empty_messages(), *own, *map(self._copies.of, self._waiting_with(wanted))])
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out of what is decoded, and return their ids and those of waiting chunks."""
         waiting = (part for chunk in self._chunks.waiting for part in chunk.ids or ())
         found = [self._waiting_ids.common(waiting, wanted)]
         for table in (self._current, *(each.messages for each in self._open.values())):
-            found.append(ids_in(_recalled(table, wanted)))
+            found.append(ids_in(wanted_of(table, wanted)))
         self._current = without_cancelled(self._current, wanted)
         self._current_sizes = _sizes(self._current)
         if not self._current.num_rows:
@@ -605,11 +641,6 @@ class Pending:
         if len(kept) < len(self._removals):
             self._removals = kept
             self._removed = united(each.ids for each in kept)
-
-
-def _recalled(messages: pa.Table, wanted: Ids) -> pa.Table:
-    named = among(messages, wanted)
-    return messages.filter(pa.array(named & is_message(messages)))
 
 
 def _first_ms(messages: pa.Table) -> int:

@@ -1,9 +1,10 @@
-"""Taking messages back that are handed over and not released: what an ask for a cancel does in a shard.
+"""Taking messages back that are handed over and not released: what an ask does in a shard.
 
 The shard of a message does not follow from its id. So an ask that the job cannot decide goes from shard to shard, as a
 chunk in the ready log of each, until one has the message. That one takes it out and answers `cancelled`. One that has
 released it a short time ago answers `too-late`, and so does the last one. Each step is part of a transaction of the
-shard that takes it.
+shard that takes it. An ask that the message be due at once goes the same way. The shard that has it releases it in the
+transaction of the answer, which is `due-now`.
 
 What is taken out is in the ready log still. It is left out when its chunk is decoded, and after a crash by the ask,
 which is read again: until everything is released that was due before what it may have taken out, `LogPosition.lowest`
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +34,10 @@ from state.cancel import (
     answers_to,
     answers_with_outputs,
     asked_by,
+    first_delivered,
 )
 from state.kinds import requests_in
-from state.message_ids import Ids, among, count_of, ids_in, united
+from state.message_ids import NO_IDS, Ids, among, count_of, ids_in, united
 from state.order import OrderKey
 from state.reasons import Reason
 
@@ -57,6 +60,7 @@ class Removal:
     - `epoch`: of the checkpoint whose asks they are
     - `ids`: those that were taken out; if it is not `certain`, those that were asked for, before a crash
     - `forget_ms`: until when it is remembered, by a clock that stands still while the shard does
+    - `delivers`: whether they were released then, and not cancelled; not known if it is not `certain`
     """
 
     place: Place
@@ -65,18 +69,20 @@ class Removal:
     ids: Ids
     certain: bool
     forget_ms: int
+    delivers: bool = False
 
 
 @dataclass(frozen=True)
 class Decided:
     """What becomes of the asks of a chunk, as messages: answered, or passed on to the next shard.
 
-    `beside` is how many messages count as released beyond those answered.
+    `removals` are what they take out. `beside` is how many messages count as released beyond those answered, and those
+    that go out with them since they are due at once.
     """
 
     answered: pa.Table
     passed_on: pa.Table
-    removal: Removal | None
+    removals: tuple[Removal, ...]
     beside: int
 
 
@@ -86,17 +92,43 @@ def removed_before(place: Place, asks: pa.Table) -> Removal:
     return Removal(place, _until(terms), _epoch(terms), ids_in(asked_by(asks)), certain=False, forget_ms=0)
 
 
-def removed_ids(removals: Iterable[Removal], certain: bool) -> Ids:
-    """Return the ids of the messages that `removals` have taken out for `certain`, or else may have."""
-    return united(each.ids for each in removals if each.certain == certain)
+class Removed(NamedTuple):
+    """The ids of messages that a shard has taken out: to be `cancelled` or `delivered`, and those that it may have."""
+
+    cancelled: Ids
+    delivered: Ids
+    doubtful: Ids
+
+    @staticmethod
+    def of(removals: Sequence[Removal]) -> Removed:
+        """Return the ids that `removals` have."""
+        certain = [each for each in removals if each.certain]
+        cancelled, delivered = (
+            united(each.ids for each in certain if each.delivers == delivers) for delivers in (False, True)
+        )
+        return Removed(cancelled, delivered, united(each.ids for each in removals if not each.certain))
+
+    @property
+    def certain(self) -> Ids:
+        """Those that it has taken out for certain."""
+        return united([self.cancelled, self.delivered])
+
+
+def wanted_now(asks: pa.Table) -> Ids:
+    """Return the messages that the first one of several `asks` for each wants to be due at once."""
+    delivers = [each.delivers for each in _terms(asks)]
+    # Mostly none, and to read the ids takes longer than to look.
+    if not any(delivers):
+        return NO_IDS
+    return first_delivered(asked_by(asks).append_column("delivers", pa.array(delivers, pa.bool_())))
 
 
 def decide(
     place: Place,
     asks: pa.Table,
-    found: Ids,
-    certain: Ids,
-    doubtful: Ids,
+    cancelled: Ids,
+    delivered: Ids,
+    removed: Removed,
     went_to: WentTo,
     now_ms: int,
     started_ms: int,
@@ -104,28 +136,33 @@ def decide(
 ) -> Decided:
     """Decide the asks of the chunk at `place`.
 
-    `found` are the messages that the shard has taken out for them, `certain` those that it has before, and `doubtful`
-    those that it may have; `went_to` knows those that it has released. It has been released by this process since
-    `started_ms` (epoch ms). What is taken out is remembered until `forget_ms`.
+    `cancelled` and `delivered` are the messages that the shard has taken out for them, and `removed` those that it has
+    before; `went_to` knows those that it has released. It has been released by this process since `started_ms` (epoch
+    ms). What is taken out is remembered until `forget_ms`.
     """
     asked, terms = asked_by(asks), _terms(asks)
-    is_cancelled = among(asked, united([found, certain]))
+    is_cancelled = among(asked, united([cancelled, removed.cancelled]))
+    is_delivered = among(asked, united([delivered, removed.delivered]))
+    is_known = is_cancelled | is_delivered
     released_to = dict(
-        zip(np.flatnonzero(~is_cancelled).tolist(), went_to(asked.filter(pa.array(~is_cancelled)), now_ms), strict=True)
+        zip(np.flatnonzero(~is_known).tolist(), went_to(asked.filter(pa.array(~is_known)), now_ms), strict=True)
     )
     outputs = [released_to.get(row) for row in range(asked.num_rows)]
     is_released = np.array([output is not None for output in outputs], dtype=bool)
-    is_open = ~is_cancelled & ~is_released
+    is_open = ~is_known & ~is_released
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
     is_kept = asked_ms != OLD_MS
     # Before that, another process may have taken out the message for another ask, or this one may have forgotten it.
     is_fresh = (asked_ms >= started_ms) & (asked_ms > now_ms - _FRESH_MS)
-    is_fresh &= ~among(asked, doubtful)
+    is_fresh &= ~among(asked, removed.doubtful)
     goes_on = is_open & (left > 0)
     is_last = is_open & ~goes_on
+    delivers = np.array([each.delivers for each in terms])
     cases: tuple[tuple[Mask, Reason], ...] = (
-        (is_cancelled, Reason.RECALLED),
-        (is_last & is_fresh, Reason.RELEASED),
+        (is_cancelled & ~delivers, Reason.RECALLED),
+        (is_cancelled & delivers, Reason.ALREADY_CANCELLED),
+        (is_delivered & delivers, Reason.MADE_DUE),
+        ((is_last & is_fresh) | (is_delivered & ~delivers), Reason.RELEASED),
         (is_last & ~is_fresh & is_kept, Reason.UNDECIDED),
         (is_last & ~is_kept, Reason.RECORD_DELETED),
     )
@@ -151,11 +188,15 @@ def decide(
     passed_on = asks.filter(pa.array(goes_on))
     field = passed_on.schema.get_field_index("value")
     passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
-    removal = Removal(place, _until(terms), _epoch(terms), found, True, forget_ms) if found else None
+    removals = tuple(
+        Removal(place, _until(terms), _epoch(terms), ids, True, forget_ms, now)
+        for ids, now in ((cancelled, False), (delivered, True))
+        if ids
+    )
     # An ask counts where it was handed over: in the first shard that it comes to.
     is_first = np.array([each.left == each.shards - 1 for each in terms])
-    beside = count_of(found) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())
-    return Decided(decided, passed_on, removal, beside)
+    beside = count_of(cancelled) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())
+    return Decided(decided, passed_on, removals, beside)
 
 
 def uncounted(messages: pa.Table, taken_in: bool) -> int:

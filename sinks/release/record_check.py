@@ -106,7 +106,7 @@ class RecordCheck:
         """Return whether a batch of the producer may be larger than a topic with these limits takes."""
         return limits.batch_bytes < self.batch_bytes
 
-    def admitted(self, record: Record, timestamp_ms: int) -> Record:
+    def admitted(self, record: Record, timestamp_ms: int, may_expire: bool = True) -> Record:
         """Return `record`, or the dead letter that takes its place, or the stub if that is refused as well.
 
         `timestamp_ms` (epoch ms) is that of the input record. Raises TopicMismatch if the stub is too large.
@@ -116,7 +116,7 @@ class RecordCheck:
         # Half of the age, since the broker's clock may be ahead of this one.
         elif record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
             record = record._replace(timestamp_ms=now_ms())
-        error = self._objection(record)
+        error = self._objection(record, may_expire)
         if error is not None and record.topic != self.dead_letter:
             record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
             error = self._objection(record)
@@ -137,11 +137,11 @@ class RecordCheck:
         topics = batch.column("output_topic").dictionary_encode()
         return [self.limits[topic] for topic in topics.dictionary.to_pylist()], np.asarray(topics.indices)
 
-    def _objection(self, record: Record) -> Rejected | None:
+    def _objection(self, record: Record, may_expire: bool = True) -> Rejected | None:
         """Return why the record's topic refuses it, or None if no reason is known."""
         topic = record.topic
         limits = self.limits[topic]
-        if self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
+        if may_expire and self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
             return expired
         if (closed := self.closed.get(topic)) is not None and record.partition >= closed.partitions:
             return closed.error

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
-from sinks.ready_log.chunk import chunk_record
+from sinks.ready_log.chunk import chunk_record, with_few_deliveries
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
 from sinks.release.recall import Removal, next_shards
@@ -206,9 +206,9 @@ class TransactionWriter:
             raise self._group_refused(refusal, written, named=()) from None
 
     def _pass_on(self, asks: pa.Table) -> None:
-        """Write asks for a cancel to the ready log of the next shard."""
+        """Write asks to the ready log of the next shard."""
         for number, own in next_shards(in_order(asks), self._shard):
-            for piece in split_by_bytes(own, _ASKS_BYTES):
+            for piece in chain.from_iterable(map(with_few_deliveries, split_by_bytes(own, _ASKS_BYTES))):
                 value, headers = chunk_record(piece)
                 own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
                 self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
@@ -237,11 +237,12 @@ class TransactionWriter:
 
     def _checked(self, planned: Planned, check: RecordCheck) -> Iterable[Record]:
         for part in planned.messages.to_batches():
-            for record, timestamp_ms in zip(records(part), part.column("timestamp_ms").to_pylist(), strict=True):
-                yield self._admitted(check, record, timestamp_ms)
+            may_expire = check.expiry.may_expire(part).tolist()
+            for record, *terms in zip(records(part), part.column("timestamp_ms").to_pylist(), may_expire, strict=True):
+                yield self._admitted(check, record, *terms)
 
-    def _admitted(self, check: RecordCheck, record: Record, timestamp_ms: int) -> Record:
-        admitted = check.admitted(record, timestamp_ms)
+    def _admitted(self, check: RecordCheck, record: Record, timestamp_ms: int, may_expire: bool) -> Record:
+        admitted = check.admitted(record, timestamp_ms, may_expire)
         if admitted.topic != record.topic:
             self.replaced[record_id(admitted)] = error_code(admitted.headers)
         return admitted
@@ -249,9 +250,10 @@ class TransactionWriter:
     def _fill_whole(self, planned: Planned, check: RecordCheck, topics: Collection[str]) -> None:
         for part in planned.messages.to_batches():
             made, written = records(part), 0
+            may_expire = check.expiry.may_expire(part)
             for row in check.apart(part, planned.topics, planned.largest_bytes):
                 self._produce(islice(made, row - written))
-                record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py())
+                record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py(), may_expire[row])
                 self._make_room(record, check, topics)
                 self._produce([record], self._reports.of_tried(record) if check.is_tried(record) else None)
                 written = row + 1

@@ -40,7 +40,7 @@ class RequestGrouping:
         asks, settings = accepted.asks, self._batch.settings
         if not asks.num_rows:
             return
-        self._asked.append(asks.filter(pc.greater_equal(asks.column("offset"), 0)).select(ID))
+        self._asked.append(asks.filter(pc.greater_equal(asks.column("offset"), 0)).select([*ID, "delivers"]))
         routes = accepted.messages.select([*ID, "kind", "output_topic", "output_partition"])
         # A message comes before the request that has its id.
         own = routes.take(pa.array(places_in(routes, own_ids(asks))))
@@ -55,9 +55,15 @@ class RequestGrouping:
 
         Call it once, behind all records.
         """
-        taken = self._batch.taken.offsets
-        asked = {source: own - taken.get(source, BitMap64()) for source, own in bitmaps_of(self._asked).items()}
-        ids = as_table({source: own for source, own in asked.items() if own})
+        ids = pa.concat_tables(map(self._ids_that, (False, True)))
         if ids.num_rows:
             for key in self._batch.settings.shard_keys:
                 yield key, ids
+
+    def _ids_that(self, delivers: bool) -> pa.Table:
+        """Return the ids that are asked for (`BITMAPS_SCHEMA`), by asks that want to deliver them at once or not."""
+        taken = self._batch.taken.offsets
+        wanted = pc.equal(pc.field("delivers"), delivers)
+        asked = bitmaps_of(each.filter(wanted) for each in self._asked)
+        left = {source: own - taken.get(source, BitMap64()) for source, own in asked.items()}
+        return as_table({source: own for source, own in left.items() if own}, delivers)

@@ -9,7 +9,9 @@ input topic that was deleted and created anew. A merged bucket has the number of
 out what was cancelled by batches before that.
 
 What a replacement has cancelled has the id of the replacement beside it: it may be read again when its batch is lost,
-and finds nothing that waits.
+and finds nothing that waits. A message that its batch has moved, and handed over, is not cancelled. But it must not be
+found any more where it waited, and a rebuild must know that it may be handed over: beside its id is when it was due
+then.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
-from state.cancel import NONE_REPLACED, MessageId
-from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, rows_among
+from state.cancel import NONE_REPLACED, MessageId, Successor
+from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, parse_id, places_in, rows_among
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -32,6 +35,8 @@ NEVER_MS = -1
 # it is due at `until_ms` at the latest: up to then it may be asked for by a name, and a rebuild would accept its record
 # again if the row were gone.
 CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
+# Messages that a batch has moved and handed over: the bucket of the batch, and when they were due then (epoch ms).
+MOVED_SCHEMA = ID_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("deliver_at_ms", pa.int64()))
 
 
 @dataclass(frozen=True)
@@ -80,24 +85,46 @@ NOTHING_FORGETTABLE = Forgettable(0, 0, {})
 
 
 def cancelled_rows(
-    cancelled: pa.Table, bucket: int, replaced: Mapping[MessageId, MessageId] = NONE_REPLACED
+    cancelled: pa.Table, bucket: int, replaced: Mapping[MessageId, Successor] = NONE_REPLACED
 ) -> pa.Table:
-    """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels.
+    """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels or moves.
 
-    `replaced` has the replacement of each message that one has cancelled (`state.cancel.replaced_by`).
+    `replaced` has the replacement of each message that one has cancelled (`state.cancel.replaced_by`), and the new due
+    time of each that is moved (epoch ms).
     """
     columns = {name: cancelled.column(name) for name in ID} | {
         "deliver_at_ms": cancelled.column("from_ms"),
         "max_deliver_at_ms": cancelled.column("until_ms"),
-        "name": replacement_texts(cancelled, replaced),
+        "name": successor_texts(cancelled, replaced),
     }
     return id_rows(IdRows.CANCELLED, bucket, columns)
 
 
-def replacement_texts(cancelled: pa.Table, replaced: Mapping[MessageId, MessageId]) -> pa.Array:
-    """Return the id of the replacement of each of `cancelled`, as text in binary; null for what none has cancelled."""
+def successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]) -> pa.Array:
+    """Return what `replaced` has of each of `cancelled`, as text in binary; null for a message that it lacks."""
     if not replaced:
         return pa.nulls(cancelled.num_rows, pa.binary())
-    ids = zip(*(cancelled.column(name).to_pylist() for name in ID), strict=True)
-    own = (replaced.get(each) for each in ids)
-    return pa.array([None if each is None else id_text(each).encode() for each in own], pa.binary())
+    ids, successors = zip(*replaced.items(), strict=True)
+    texts = [str(each) if isinstance(each, int) else id_text(each) for each in successors]
+    known = pa.table(list(zip(*ids, strict=True)), schema=ID_SCHEMA)
+    places = places_in(known, cancelled)
+    return pa.array(texts, pa.binary()).take(pa.array(places, mask=places < 0))
+
+
+def successor_of(text: bytes) -> Successor:
+    """Return what `successor_texts` gave as text."""
+    return int(text) if text.isdigit() else parse_id(text.decode())
+
+
+def are_moved(ids: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which of some ids (`state.buckets.id_rows.ID_ROW_SCHEMA`) are those of messages that were moved."""
+    names = ids.column("name")
+    if names.null_count == ids.num_rows:
+        return np.zeros(ids.num_rows, dtype=bool)
+    return np.asarray(pc.match_substring_regex(names.cast(pa.string()), r"^\d+$").fill_null(False))
+
+
+def moved_of(ids: pa.Table) -> pa.Table:
+    """Return such ids, all of messages that were moved, as a table of `MOVED_SCHEMA`."""
+    dues = ids.column("name").cast(pa.string()).cast(pa.int64())
+    return pa.table([*(ids.column(name) for name in (*ID, "bucket")), dues], schema=MOVED_SCHEMA)

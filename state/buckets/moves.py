@@ -1,13 +1,13 @@
 """Moving messages of a batch to another due time, once it is decided, among what the state stage of the batch gives.
 
 Such a message was not kept, so it is in a row of due or of sealed messages (`state.buckets.operator`). It is taken out
-of there, gets its new due time, and is in another row: of due messages if it is due below the cutoff, and of sealed
-ones if not. So what hands over, seals or counts the rows of a batch never meets the old due time.
+of there, gets its new due time, and is in another row: of due messages if it is due below the cutoff or at once, and of
+sealed ones if not. So what hands over, seals or counts the rows of a batch never meets the old due time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,26 +17,27 @@ import pyarrow.compute as pc
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import is_message
+from state.kinds import DUE_NOW, is_message, kinds_of
 from state.message import decode_chunk
-from state.message_ids import ID_SCHEMA, among, ids_in, places_in
+from state.message_ids import ID_SCHEMA, among, ids_in, places_in, rows_among, table_of
 from state.order import in_order
 from state.shards import by_shard
 
-# The messages to move, each once, and when they are due from then on (epoch ms); or when they were due before, if that
-# is sooner and `or_sooner` is set.
-MOVES_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64())).append(pa.field("or_sooner", pa.bool_()))
+# The messages to move, each once, and when they are due from then on (epoch ms). The batch hands over whatever is due
+# `at_once`, and such a message keeps its own due time if that is sooner.
+MOVES_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64())).append(pa.field("at_once", pa.bool_()))
 # So much of a shard is collected, until its moved messages become rows.
 _TOGETHER_BYTES = 32 * 1024 * 1024
 
 
-def due_at_once_ms(clock_ms: int) -> int:
-    """Return when a message is due that a batch with this clock makes due at once, both epoch ms.
+def due_at_once_ms(clock_ms: int, cutoff_ms: int) -> int:
+    """Return when a message is due that a batch with this clock and cutoff makes due at once, all epoch ms.
 
-    The ask that comes with a message is due at the clock or before (`sources.intake.accepted`). It has the same id, and
-    no two messages may have the same order key.
+    That is below the cutoff, which may be behind the clock: what later batches hand over is due after it. Otherwise it
+    is after the clock. The ask that comes with a message is due at the clock or before (`sources.intake.accepted`): it
+    has the same id, and no two messages should have the same order key. No due time is negative.
     """
-    return clock_ms + 1
+    return max(0, min(clock_ms + 1, cutoff_ms - 1))
 
 
 def moving(moves: pa.Table, batch_settings: BatchSettings, bucket: int, cutoff_ms: int) -> ArrowFunction:
@@ -50,17 +51,18 @@ def moving(moves: pa.Table, batch_settings: BatchSettings, bucket: int, cutoff_m
 
     All rows of a shard must go to one task: so the numbers of its new segments are unique.
     """
+    own_moves = _Moves(moves)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         moved = _Moved(batch_settings, bucket, cutoff_ms)
         for batch in batches:
             for row in batch.to_pylist():
                 messages = decode_chunk(row["chunk"]) if row["kind"] in (DUE, SEALED) else None
-                own = None if messages is None else taken(messages, moves)
+                own = None if messages is None else own_moves.taken(messages)
                 if messages is None or own is None:
                     yield _as_batch([row])
                     continue
-                stays = messages.filter(pa.array(~_are_moved(messages, moves)))
+                stays = messages.filter(pa.array(~own_moves.among(messages)))
                 if stays.num_rows:
                     yield _as_batch(moved.rows_of(row["shard"]).without(row, stays))
                 yield from moved.add(row["shard"], own)
@@ -72,8 +74,7 @@ def moving(moves: pa.Table, batch_settings: BatchSettings, bucket: int, cutoff_m
 def moving_out(
     moves: pa.Table,
     places: pa.Table,
-    from_ms: Mapping[int, int],
-    least_ms: int,
+    first_ms: Callable[[int], int],
     batch_settings: BatchSettings,
     bucket: int,
     cutoff_ms: int,
@@ -81,10 +82,9 @@ def moving_out(
     """Return the `mapInArrow` function that copies messages of stored chunks to rows of due ones, with new due times.
 
     Args:
-        moves: as of `moving`, each to a time below the cutoff.
+        moves: as of `moving`, each `at_once`.
         places: which of them are copied: the id of each, and the bucket of the chunk that has it.
-        from_ms: in some buckets, the due time from which on messages count, epoch ms.
-        least_ms: the same for all others.
+        first_ms: returns for a bucket the due time from which on messages count there, epoch ms.
         batch_settings: as of `moving`.
         bucket: as of `moving`.
         cutoff_ms: as of `moving`.
@@ -92,18 +92,18 @@ def moving_out(
     The input has the columns bucket and chunk.
     """
     buckets = places.column("bucket")
-    own_moves = {
-        each: moves.filter(pa.array(among(moves, ids_in(places.filter(pc.equal(buckets, each))))))
-        for each in buckets.unique().to_pylist()
-    }
+    in_bucket = {each: ids_in(places.filter(pc.equal(buckets, each))) for each in buckets.unique().to_pylist()}
+    own_moves = {each: _Moves(moves.filter(pa.array(among(moves, ids)))) for each, ids in in_bucket.items()}
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         moved = _Moved(batch_settings, bucket, cutoff_ms)
         for batch in batches:
             for number, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
+                if number not in own_moves:
+                    continue
                 messages = decode_chunk(chunk.as_py())
-                counts = messages.column("deliver_at_ms").to_numpy() >= from_ms.get(number, least_ms)
-                own = taken(messages.filter(pa.array(counts)), own_moves.get(number, moves.slice(0, 0)))
+                counts = messages.column("deliver_at_ms").to_numpy() >= first_ms(number)
+                own = own_moves[number].taken(messages.filter(pa.array(counts)))
                 if own is not None:
                     for shard, messages in by_shard(own, batch_settings.shards):
                         yield from moved.add(shard, messages)
@@ -112,24 +112,38 @@ def moving_out(
     return run
 
 
-def taken(messages: pa.Table, moves: pa.Table) -> pa.Table | None:
-    """Return those of `messages` that are moved, with their new due times; None if none is.
+class _Moves:
+    """Moves, to be looked up for one chunk after the other without sorting them again."""
 
-    A dead letter or an ask is none, whatever its id.
-    """
-    places = np.where(is_message(messages), places_in(moves, messages), -1)
-    rows = np.flatnonzero(places >= 0)
-    if not len(rows):
-        return None
-    own, new = messages.take(pa.array(rows)), moves.take(pa.array(places[rows]))
-    before, after = (each.column("deliver_at_ms").to_numpy() for each in (own, new))
-    dues = np.where(np.asarray(new.column("or_sooner")), np.minimum(before, after), after)
-    at = messages.schema.get_field_index("deliver_at_ms")
-    return own.set_column(at, messages.schema.field(at), pa.array(dues, pa.int64()))
+    def __init__(self, moves: pa.Table) -> None:
+        """Take a table of `MOVES_SCHEMA`."""
+        self._ids = ids_in(moves)
+        dues, at_once = (moves.column(name).to_numpy() for name in ("deliver_at_ms", "at_once"))
+        rows = {source: places_in(moves, table_of({source: own})) for source, own in self._ids.items()}
+        # In the order of the ids.
+        self._terms = {source: (dues[own], at_once[own]) for source, own in rows.items()}
 
+    def among(self, messages: pa.Table) -> np.ndarray:
+        """Return which of `messages` are moved. A dead letter or an ask is none, whatever its id."""
+        named = among(messages, self._ids)
+        return named & is_message(messages) if named.any() else named
 
-def _are_moved(messages: pa.Table, moves: pa.Table) -> np.ndarray:
-    return np.asarray(is_message(messages) & (places_in(moves, messages) >= 0))
+    def taken(self, messages: pa.Table) -> pa.Table | None:
+        """Return those of `messages` that are moved, with their new due times and the column at_once; None if none."""
+        are_moved = self.among(messages)
+        if not are_moved.any():
+            return None
+        own = messages.filter(pa.array(are_moved))
+        dues, at_once = own.column("deliver_at_ms").to_numpy().copy(), np.zeros(own.num_rows, dtype=bool)
+        for source, rows, places in rows_among(own, self._ids):
+            new_dues, are_at_once = (each[places] for each in self._terms[source])
+            dues[rows] = np.where(are_at_once, np.minimum(dues[rows], new_dues), new_dues)
+            at_once[rows] = are_at_once
+        kinds = np.where(at_once, DUE_NOW, kinds_of(own))
+        for name, column in (("deliver_at_ms", dues), ("kind", kinds)):
+            at = own.schema.get_field_index(name)
+            own = own.set_column(at, own.schema.field(at), pa.array(column, own.schema.field(at).type))
+        return own.append_column("at_once", pa.array(at_once))
 
 
 class _Moved:
@@ -158,9 +172,12 @@ class _Moved:
 
     def _flush(self, shard: int) -> Iterator[pa.RecordBatch]:
         messages = in_order(pa.concat_tables(self._tables.pop(shard)).combine_chunks())
-        end = int(np.searchsorted(messages.column("deliver_at_ms").to_numpy(), self._cutoff_ms))
+        is_due = np.asarray(messages.column("at_once")) | (
+            messages.column("deliver_at_ms").to_numpy() < self._cutoff_ms
+        )
+        due, sealed = (messages.filter(pa.array(rows)).drop_columns("at_once") for rows in (is_due, ~is_due))
         rows = self.rows_of(shard)
-        yield _as_batch([*rows.due(messages.slice(0, end)), *rows.sealed(messages.slice(end))])
+        yield _as_batch([*rows.due(due), *rows.sealed(sealed)])
 
 
 def _as_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:

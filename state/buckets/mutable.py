@@ -5,6 +5,7 @@ Modelled on Pulsar's `MutableBucket`, which is sealed into an immutable bucket w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from conf.errors import InvariantViolated
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import is_message
 from state.message import empty_messages
-from state.message_ids import ID, NO_IDS, Ids, among
+from state.message_ids import NO_IDS, Ids, among
 from state.order import in_order
 
 
@@ -44,13 +45,15 @@ def advance(
     cutoff_ms: int,
     batch_settings: BatchSettings,
     replacements: Ids = NO_IDS,
+    undecided: Sequence[pa.Table] = (),
 ) -> BucketAdvance:
     """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold.
 
     No message that has one of the ids `replacements` is kept: the batch may refuse it, and what is kept cannot be taken
-    back.
+    back. Neither are those in `undecided`, which were taken out of the bucket or the arrivals.
     """
     arrivals, apart = _divided(arrivals, replacements)
+    apart += undecided
     due, rest = _split([waiting, *arrivals], cutoff_ms)
     keep = rest.num_rows
     if keep > batch_settings.bucket_max_messages or rest.nbytes > batch_settings.bucket_max_bytes:
@@ -68,21 +71,33 @@ def pass_by(arrivals: list[pa.Table], cutoff_ms: int) -> BucketAdvance:
     return BucketAdvance(due, rest, rest.slice(0, 0))
 
 
-def take_out(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], pa.Table]:
-    """Return `tables` without the messages that have one of `ids`, and what was found: the columns `ID`, deliver_at_ms.
+@dataclass(frozen=True)
+class TakenOut:
+    """What is `left` of tables without the messages that are asked for, and those that were `found` (`MESSAGE_SCHEMA`).
 
-    Dead letters stay, and so do asks for a cancel, whose publishers wait for an answer.
+    Dead letters are left, and so are asks, whose publishers wait for an answer.
     """
-    columns = [*ID, "deliver_at_ms"]
-    left, found = [], [empty_bucket().select(columns)]
+
+    left: list[pa.Table]
+    found: pa.Table
+
+    def found_among(self, ids: Ids) -> list[pa.Table]:
+        """Return those that were found and have one of `ids`, as no or one table."""
+        own = self.found.filter(pa.array(among(self.found, ids)))
+        return [own] if own.num_rows else []
+
+
+def take_out(tables: list[pa.Table], ids: Ids) -> TakenOut:
+    """Take the messages that have one of `ids` out of `tables`."""
+    left, found = [], [empty_bucket()]
     for table in tables:
         named = among(table, ids)
         if named.any():
             named &= is_message(table)
-            found.append(table.filter(pa.array(named)).select(columns))
+            found.append(table.filter(pa.array(named)))
             table = table.filter(pa.array(~named))  # noqa: PLW2901
         left.append(table)
-    return left, pa.concat_tables(found)
+    return TakenOut(left, pa.concat_tables(found))
 
 
 def _divided(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], list[pa.Table]]:

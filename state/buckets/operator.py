@@ -27,7 +27,7 @@ from state.group_keys import overflow_of
 from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
 from state.kinds import is_message
 from state.message import decode_chunk, encode_chunk, split_by_bytes
-from state.message_ids import NO_IDS
+from state.message_ids import ID, NO_IDS
 from state.order import key_of
 
 # One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, a chunk of
@@ -59,6 +59,7 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
 # The chunks of `ASKED` rows are of `ASK_SCHEMA`. Those of `TAKEN_OUT` rows have the columns `ID` and `deliver_at_ms`.
+# What was taken out is in no other row, except for messages that any ask wants to be due at once.
 DUE, SEALED, KEPT, ASKED, TAKEN_OUT, FILLER = "due", "sealed", "kept", "asked", "taken-out", "filler"
 
 # Of how many bytes of messages Spark may collect the rows.
@@ -97,14 +98,17 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
         passed_on = _table_rows(ASKED, asks, shard, cutoff_ms)
+        undecided: list[pa.Table] = []
         if asked:
-            # For good: what is taken out here is cancelled, whatever the batch decides.
-            (waiting, *chunks), found = take_out([waiting, *chunks], ids_from(asked))
-            passed_on += _table_rows(TAKEN_OUT, [found], shard, cutoff_ms)
+            taken_out = take_out([waiting, *chunks], ids_from(asked))
+            waiting, *chunks = taken_out.left
+            passed_on += _table_rows(TAKEN_OUT, [taken_out.found.select([*ID, "deliver_at_ms"])], shard, cutoff_ms)
+            # Whether these are cancelled, or due now, the batch decides. All others are cancelled for good.
+            undecided = taken_out.found_among(ids_from(each.filter(each.column("delivers")) for each in asked))
         if passed_on:
             yield _frame(passed_on)
         replacements = replacement_ids(pa.concat_tables(asks)) if asks else NO_IDS
-        result = advance(waiting, chunks, cutoff_ms, batch_settings, replacements)
+        result = advance(waiting, chunks, cutoff_ms, batch_settings, replacements, undecided)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))
             # Spark refuses a timeout of 0, but a message due at 0 waits while the first cutoff is 0.

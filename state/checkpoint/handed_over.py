@@ -131,6 +131,20 @@ class HandedOver:
 
         return np.asarray(taken_over | past | self._by_shard(messages, is_handed_over))
 
+    def of_moved(self, messages: pa.Table, buckets: npt.NDArray[np.int64]) -> Mask:
+        """Return which of `messages` are handed over: each was to be by the batch that seals its one of `buckets`.
+
+        They have the due times at which that batch was to hand them over.
+        """
+        newest = self.newest
+
+        def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
+            is_of_newest = np.full(own.num_rows, marker.batch.batch_id == newest.batch_id)
+            return np.asarray(is_of_newest & _up_to(own, marker))
+
+        is_up_to = self._by_shard(messages, is_handed_over)
+        return np.asarray((buckets < newest.bucket) | ((buckets == newest.bucket) & is_up_to))
+
     def _by_shard(self, messages: pa.Table, is_handed_over: Callable[[Progress, pa.Table], Mask]) -> Mask:
         handed_over = np.zeros(messages.num_rows, dtype=bool)
         shard_of_row = shards_of(messages, len(self.markers))

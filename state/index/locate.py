@@ -97,6 +97,21 @@ def located(entries: pa.Table, ids: Ids) -> pa.Table:
     return pa.concat_tables(several)
 
 
+def spans_of(places: pa.Table, most: int = 200) -> list[tuple[int, int]]:
+    """Return spans of due time, first and last (epoch ms), that have all messages at `places`: one at least.
+
+    `places` have the columns of `LOCATED_SCHEMA`. There are `most` spans at the most, between the largest gaps.
+    """
+    from_ms, until_ms = (places.column(name).to_numpy() for name in ("from_ms", "until_ms"))
+    order = np.argsort(from_ms, kind="stable")
+    firsts, lasts = from_ms[order], np.maximum.accumulate(until_ms[order])
+    gaps = firsts[1:] - lasts[:-1]
+    ends = np.sort(np.argsort(-gaps, kind="stable")[: most - 1])
+    ends = ends[gaps[ends] > 0]
+    bounds = firsts[np.append(0, ends + 1)], lasts[np.append(ends, -1)]
+    return list(zip(*(each.tolist() for each in bounds), strict=True))
+
+
 def _in_pieces(segments: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut metadata rows so that the segments of each piece have `_IDS_AT_ONCE` ids, or are one."""
     own = segments.column("index_entries")

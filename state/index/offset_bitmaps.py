@@ -14,8 +14,11 @@ from state.message_ids import Ids, by_source
 
 # Offsets by (topic, partition).
 OffsetBitmaps = Mapping[tuple[str, int], BitMap64]
-# Such a set as a table: the offsets of each (topic, partition), serialized.
-BITMAPS_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offsets", pa.binary())])
+# Such a set as a table: the offsets of each (topic, partition), serialized. `delivers` says whether somebody wants the
+# messages to be due at once.
+BITMAPS_SCHEMA = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offsets", pa.binary()), ("delivers", pa.bool_())]
+)
 
 
 def bitmaps_of(tables: Iterable[pa.Table]) -> OffsetBitmaps:
@@ -38,10 +41,10 @@ def in_bitmaps(messages: pa.Table, bitmaps: OffsetBitmaps) -> npt.NDArray[np.boo
     return found
 
 
-def as_table(bitmaps: OffsetBitmaps) -> pa.Table:
+def as_table(bitmaps: OffsetBitmaps, delivers: bool = False) -> pa.Table:
     """Return the ids as a table of `BITMAPS_SCHEMA`."""
-    rows = [(*source, offsets.serialize()) for source, offsets in bitmaps.items()]
-    columns = zip(*rows, strict=True) if rows else ([], [], [])
+    rows = [(*source, offsets.serialize(), delivers) for source, offsets in bitmaps.items()]
+    columns = zip(*rows, strict=True) if rows else [[]] * len(BITMAPS_SCHEMA)
     return pa.table(dict(zip(BITMAPS_SCHEMA.names, map(list, columns), strict=True)), schema=BITMAPS_SCHEMA)
 
 
@@ -49,6 +52,6 @@ def ids_from(tables: Iterable[pa.Table]) -> Ids:
     """Return the ids of tables of `BITMAPS_SCHEMA`."""
     bitmaps: dict[tuple[str, int], BitMap64] = {}
     for table in tables:
-        for topic, partition, offsets in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        for topic, partition, offsets, _ in zip(*(column.to_pylist() for column in table.columns), strict=True):
             bitmaps.setdefault((topic, partition), BitMap64()).update(BitMap64.deserialize(offsets))
     return {source: np.frombuffer(each.to_array(), dtype=np.int64) for source, each in bitmaps.items()}

@@ -45,6 +45,7 @@ from streaming.job.lanes.old_claims import OldClaims
 from streaming.job.query import tell_tasks
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.moved_rows import check_moved, with_moves
 from streaming.job.requests.search import driver_rows
 from streaming.job.sealed.look_ahead import LookAhead
 from streaming.job.sealed.prefetch_window import PrefetchWindow
@@ -139,11 +140,11 @@ class BatchRunner:
         4. Wait for the claims about what the batch reads. Decide which records are refused because too many messages of
            their topics wait, and record it. Choose the cutoff of the next batch, by the present clock: a replayed batch
            has the clock of its first try, and the one after it must not be as far behind.
-        5. Run the state stage. Check its rows against the cutoff, and against what the batch has sealed if it is
-           replayed.
+        5. Run the state stage. Check its rows against the cutoff.
         6. Check that the input topics are those that the job knows, and have what claims have decided. Warn if records
            of the batch were deleted unread.
-        7. Decide the cancels that it is asked for, and store what they cancel, if step 8 would show it.
+        7. Decide the requests that it reads, and let what shall be due at once be due. Check what it seals against what
+           it has sealed if it is replayed. Store what it cancels, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
         9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
         10. Move the prefetch window on to the cutoff.
@@ -182,15 +183,12 @@ class BatchRunner:
         refusal = self._admission.refusal(self._settings_history.at(batch_id), span, planned.clock_ms, taken)
         next_cutoff_ms = self._next_cutoff(planned, present_ms)
         tell_tasks(self._store.spark, span, planned.clock_ms, refusal, taken, next_cutoff_ms)
-        shard_output = shard_output.persist()
+        frames = [shard_output.persist()]
         try:
             # 5. Run the state stage. The chunks stay in Spark's cache.
             with self._counts.timed("state"):
                 rows = driver_rows(shard_output)
             _check_cutoffs(rows, span.cutoff_ms)
-            sealed = [row for row in rows if row["kind"] == SEALED]
-            segments = _segments(sealed)
-            self._sealed_before.check(batch_id, segments)
             # 6. Check the input. Warn of input loss: without `skip_expired`, Spark has ended the query instead.
             self._input.check(span)
             if self._settings.topics.skip_expired and span.starts != span.ends:
@@ -200,11 +198,18 @@ class BatchRunner:
                 self._claims.check_ends(ends, span.input_ids)
                 warn_of_input_loss(bounds, span)
             failpoint("state-held")
-            # 7. Decide cancels. One commit stores what they cancel, what has names, and what is sealed.
+            # 7. Decide requests. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):
                 taken_before_ms = self._claims.due_before_ms
                 decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms, taken_before_ms)
-            hand_over = self._plan_hand_over(shard_output, rows, span, planned.clock_ms, decision)
+                if decision.moves.num_rows:
+                    shard_output, rows = self._with_moves(shard_output, rows, span, decision, frames)
+            sealed = [row for row in rows if row["kind"] == SEALED]
+            segments = _segments(sealed)
+            self._sealed_before.check(batch_id, segments)
+            hand_over = self._plan_hand_over(
+                shard_output, rows, span, planned.clock_ms, decision, is_spread=len(frames) > 1
+            )
             stores = bool(sealed or decision.cancelled.num_rows or decision.names.num_rows)
             stores_first = decision.shows(span.cutoff_ms)
             if stores_first:
@@ -226,7 +231,8 @@ class BatchRunner:
             self._maintenance.stored(IdRows.CANCELLED, span.bucket, decision.cancelled.num_rows)
             self._maintenance.stored(IdRows.NAMED, span.bucket, decision.names.num_rows)
         finally:
-            shard_output.unpersist()
+            for frame in frames:
+                frame.unpersist()
         # 10. Move the window on.
         self._window.advance(span.cutoff_ms)
         self._admission.done(rows)
@@ -238,7 +244,7 @@ class BatchRunner:
                 batch_id, instant_and_ms(span.cutoff_ms), sealed_messages, len(sealed), took_s,
             )  # fmt: skip
         self._counts.took("whole", took_s)
-        self._count(rows, span, planned, sealed_messages, decision.cancelled.num_rows)
+        self._count(rows, span, planned, sealed_messages, decision)
         failpoint("batch-done")
         # 11. Wait, but not for long if this batch left due messages or records behind: a replayed batch has the cutoff
         #     of its first try, and after a time without batches the next ones follow in steps.
@@ -282,7 +288,10 @@ class BatchRunner:
         """Choose the cutoff of the batch after `planned`. A replay may choose another: Spark records the last one."""
         return self._window.next_cutoff(planned.cutoff_ms, present_ms + self._settings.clock.horizon)
 
-    def _count(self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, cancelled: int) -> None:
+    def _count(
+        self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, decision: Decision
+    ) -> None:
+        cancelled = decision.cancelled.num_rows - decision.moves.num_rows
         kept: dict[int, MutableDues] = {}
         accepted: Counter[str] = Counter()
         for row in rows:
@@ -344,13 +353,32 @@ class BatchRunner:
         offsets = (before.offsets, planned.offsets)
         return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, before.clock_ms)
 
+    def _with_moves(
+        self, shard_output: DataFrame, rows: list[Row], span: BatchSpan, decision: Decision, frames: list[DataFrame]
+    ) -> tuple[DataFrame, list[Row]]:
+        """Return what the batch has once messages are moved, and its rows. Adds it to the cached `frames`."""
+        stored = self._cancels.places_of(decision.moves)
+        batch_settings = self._settings_history.at(span.batch_id)
+        moved = with_moves(shard_output, self._store, stored, decision.moves, span, batch_settings).persist()
+        frames.append(moved)
+        rows_now = driver_rows(moved)
+        check_moved(rows, rows_now, stored)
+        return moved, rows_now
+
     def _plan_hand_over(
-        self, shard_output: DataFrame, rows: list[Row], batch: BatchSpan, clock_ms: int, decision: Decision
+        self,
+        shard_output: DataFrame,
+        rows: list[Row],
+        batch: BatchSpan,
+        clock_ms: int,
+        decision: Decision,
+        is_spread: bool,
     ) -> DataFrame | None:
         """Return the plan that hands the batch over, with one task for each shard, or None if nothing is due.
 
         Chunks from the state stage are handed over whole. Chunks from the window are cut to the range between the
-        batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers what is asked.
+        batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers what is asked. The rows
+        of the state stage may be `is_spread` over partitions.
         """
         loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
         self._window.cancel(decision.cancelled)
@@ -363,8 +391,10 @@ class BatchRunner:
         if loaded:
             from_ms = f"{batch.previous_ms}L AS from_ms"
             sealed = (piece.selectExpr("shard", *ORDER, from_ms, "until_ms", "chunk") for piece in loaded)
-            # Without the window, each partition has the rows of one shard already: those of its state.
-            due = _by_shard(reduce(DataFrame.union, sealed, due), self._settings_history.at(batch.batch_id))
+            due = reduce(DataFrame.union, sealed, due)
+        if loaded or is_spread:
+            due = _by_shard(due, self._settings_history.at(batch.batch_id))
+        # Otherwise each partition has the rows of one shard already: those of its state.
         ordered = due.sortWithinPartitions("shard", *ORDER)
         cancels = Cancels(
             cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),

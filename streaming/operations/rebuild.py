@@ -4,6 +4,7 @@
 | --- | --- |
 | handed over | the markers in the progress topic |
 | sealed, or cancelled | the message ids in the table |
+| moved to another due time, and handed over at that | these ids, and the markers |
 | accepted, and neither | was only in the mutable buckets of the lost checkpoint: it is read from the input again |
 """
 
@@ -46,7 +47,7 @@ from state.checkpoint.origin import CheckpointOrigin, Offsets, as_offsets
 from state.index.message_index import MessageIndex
 from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA
+from state.message_ids import ID, ID_SCHEMA, ids_in
 from state.name_holders import HOLDER_SCHEMA, settled
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
@@ -55,6 +56,7 @@ from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.requests.recalled import RecalledMessages
+from streaming.operations.moved import Moved, moved_in, with_ids, without_ids
 from streaming.operations.rest import Rest
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -146,12 +148,16 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         store.fence(writer_id)
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
-    cancelled = bitmaps_of(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS))
+    cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
+    # None of these waits where it was. But one that was moved may not be handed over.
+    not_there = with_ids(cancelled, moved.ids)
     recalled = _recalled(settings, handed_over)
-    in_table = {source: index.offsets_of(*source) | cancelled.get(source, BitMap64()) for source in bounds}
-    starts, ends = _range(bounds, handed_over, in_table, gone)
-    taken = _taken(settings, handed_over, starts, ends, gone)
     none = BitMap64()
+    seen = {source: index.offsets_of(*source) | not_there.get(source, none) for source in bounds}
+    starts, ends = _range(bounds, handed_over, seen, gone)
+    done = without_ids(not_there, moved.perhaps_left)
+    in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
+    taken = _taken(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
@@ -174,12 +180,14 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms)
-        overdue = _overdue(store, handed_over, cancelled, origin)
+        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved)
+        overdue = _overdue(store, cancelled, moved, origin)
+        if (due_then := _left_of_moved(store, moved, origin)) is not None:
+            overdue = overdue.union(due_then)
         ids = None
         if gives_names(batch_settings):
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
-            ids = names_of(store, named, origin, cancelled, ids_left(overdue), batch_settings.keeps_names)
+            ids = names_of(store, named, origin, not_there, ids_left(overdue), batch_settings.keeps_names)
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
@@ -296,23 +304,31 @@ def names_of(
     return by_name.mapInArrow(settled(origin, cancelled, overdue, keeps_names), from_arrow_schema(STORED_SCHEMA))
 
 
-def _overdue(
-    store: BucketTable, handed_over: HandedOver, cancelled: OffsetBitmaps, origin: CheckpointOrigin
-) -> DataFrame:
+def _overdue(store: BucketTable, cancelled: OffsetBitmaps, moved: Moved, origin: CheckpointOrigin) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                waiting = ~handed_over.of_bucket(messages, bucket)
+                waiting = ~moved.handed_over.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 left = messages.filter(pa.array(waiting))
-                left = without_named(left, in_bitmaps(left, cancelled))
+                left = without_named(left, in_bitmaps(left, cancelled) | moved.are_gone(left, bucket))
                 yield from left_rows(left, origin.shards)
 
     parts = {described_segment(row.asDict()).part for row in store.metadata()}
     return store.chunks(0, origin.cutoff_ms, parts).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
+
+
+def _left_of_moved(store: BucketTable, moved: Moved, origin: CheckpointOrigin) -> DataFrame | None:
+    """Return what was moved, waits in the table, and is not handed over (`LEFT_SCHEMA`); None if nothing was found."""
+    version = store.version()
+    places = store.locate(ids_in(moved.perhaps_left), origin.overdue_bucket, 0, version)
+    if not places.num_rows:
+        return None
+    chunks = store.chunks_at(places, version).select("bucket", "chunk")
+    return chunks.mapInArrow(moved.left_in_table(origin.shards), from_arrow_schema(LEFT_SCHEMA))
 
 
 def ids_left(left: DataFrame) -> OffsetBitmaps:

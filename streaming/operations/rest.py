@@ -23,6 +23,7 @@ from state.message_ids import among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
 from state.names import KEEP
 from state.reasons import Reason
+from streaming.operations.moved import Moved
 
 # How long after its timestamp the lost job read a record, at the most.
 _MOST_LAG_MS = HOUR
@@ -35,8 +36,8 @@ class Rest:
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
     for messages that another one takes the name from (`state.name_holders`).
 
-    `recalled` is what release processes have recalled, which is not left either. `now_ms` is the time at which the rest
-    is accepted, epoch ms.
+    `recalled` is what release processes have recalled, which is not left either, and `moved` what batches have moved.
+    `now_ms` is the time at which the rest is accepted, epoch ms.
     """
 
     handed_over: HandedOver
@@ -45,13 +46,14 @@ class Rest:
     recalled: OffsetBitmaps
     batch_settings: BatchSettings
     now_ms: int
+    moved: Moved
 
     def messages(self) -> ArrowFunction:
         """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rest, asks, refused in self._accepted(batches):
-                answers = _answers(asks, (self.cancelled, self.recalled), refused)
+                answers = _answers(asks, (self.cancelled, self.recalled), self.moved.ids, refused)
                 yield from left_rows(answered(rest, answers), self.batch_settings.shards)
 
         return run
@@ -92,7 +94,8 @@ class Rest:
                 messages = accepted.messages
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
                 stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
-                yield accepted, messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
+                left = messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
+                yield accepted, self.moved.left_of(left)
 
     def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
         """Return which of `messages`, accepted from `records`, the lost job has handed over."""
@@ -138,18 +141,29 @@ def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
     }
 
 
-def _answers(asks: pa.Table, cancelled: Iterable[OffsetBitmaps], refused: Collection[MessageId]) -> pa.Table:
-    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`). `cancelled` has what was, in several sets."""
+def _answers(
+    asks: pa.Table, cancelled: Iterable[OffsetBitmaps], moved: OffsetBitmaps, refused: Collection[MessageId]
+) -> pa.Table:
+    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`).
+
+    `cancelled` has what was, in several sets, and `moved` what was moved and handed over.
+    """
     answers: dict[MessageId, bytes | None] = {}
     were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled])
-    for ask, is_cancelled in zip(asks_of(asks), were_cancelled.tolist(), strict=True):
+    were_moved = in_bitmaps(asks, moved)
+    for ask, is_cancelled, is_moved in zip(asks_of(asks), were_cancelled.tolist(), were_moved.tolist(), strict=True):
         if ask.name is not None and ask.condition is not None:
             # What becomes of the message is decided after this.
             answers[ask.id] = answer(ask, Reason.CHECKPOINT_LOST) if ask.wants_answer else None
             continue
         accepted = None if ask.condition is None else ask.id not in refused
-        reason = Reason.WITHDRAWN if accepted is not False else Reason.ALREADY_CANCELLED
-        answers[ask.id] = answer(ask, reason if is_cancelled else Reason.CHECKPOINT_LOST, accepted)
+        reason = Reason.CHECKPOINT_LOST
+        if is_cancelled:
+            reason = Reason.ALREADY_CANCELLED if ask.delivers or accepted is False else Reason.WITHDRAWN
+        elif is_moved:
+            reason = Reason.HANDED_OVER if accepted is False else Reason.RELEASED
+            reason = Reason.MADE_DUE if ask.delivers else reason
+        answers[ask.id] = answer(ask, reason, accepted)
     return answers_of(answers)
 
 

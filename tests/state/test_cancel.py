@@ -52,6 +52,11 @@ def test_what_a_lost_batch_has_cancelled_for_a_replacement_lets_that_be_accepted
     assert accepted_replacements(asks, {place(11)}, replaced) == {place(11), place(13)}
 
 
+def test_what_the_batch_has_taken_out_itself_counts_more_than_what_a_lost_one_has_stored() -> None:
+    asks = [Ask(place(11), place(1), WAITING, 5)]
+    assert accepted_replacements(asks, {place(1)}, {place(1): place(1)}) == {place(11)}
+
+
 def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted() -> None:
     asks = asks_from([(1, WAITING), (1, ALWAYS), (2, None), (2, WAITING), (3, ALWAYS), (4, ALWAYS), (10, WAITING)])
     asks.append(Ask(place(20), place(5), ALWAYS, 5, b"by name"))

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from state.cancel import (
     ALWAYS,
     OLD_MS,
+    Ask,
     MessageId,
     Undecided,
     answer,
@@ -21,15 +22,18 @@ from state.cancel import (
 )
 from state.message_ids import Ids, among
 from state.reasons import Reason
-from streaming.job.requests.outcomes import CANCELLED, HANDED_OVER, NO_INPUT, OLD, UNREAD, Outcomes
+from streaming.job.requests.outcomes import CANCELLED, DELIVERED, HANDED_OVER, NO_INPUT, OLD, UNREAD, Outcomes
 
 _REASONS = {
     CANCELLED: Reason.WITHDRAWN,
+    DELIVERED: Reason.RELEASED,
     HANDED_OVER: Reason.HANDED_OVER,
     OLD: Reason.RECORD_DELETED,
     UNREAD: Reason.NOT_READ,
     NO_INPUT: Reason.NO_INPUT_TOPIC,
 }
+# Of asks that their message be due at once.
+_REASONS_TO_DELIVER = _REASONS | {CANCELLED: Reason.ALREADY_CANCELLED, DELIVERED: Reason.MADE_DUE}
 
 
 def answers_by(
@@ -84,21 +88,30 @@ def _answers(
     # What is accepted in any case may still take the place of a message that is handed over.
     is_always = np.asarray(pc.equal(asks.column("condition"), ALWAYS).fill_null(False))
     goes_on = is_always & np.isin(outcomes, (HANDED_OVER, OLD))
+    delivers = np.asarray(asks.column("delivers"))
     # One by one: the other replacements, and ids that may need an escape.
     apart = (is_replacement & ~goes_on) | (outcomes == NO_INPUT)
     several: list[pa.Table] = []
     for outcome in np.unique(outcomes[~apart]).tolist():
-        for replaces in (False, True):
-            own = asks.filter(pa.array((outcomes == outcome) & ~apart & (goes_on == replaces)))
-            several.append(_same_answer(own, outcome, undecided._replace(replaces=replaces)))
+        for replaces, delivering in ((False, False), (True, False), (False, True)):
+            rows = (outcomes == outcome) & ~apart & (goes_on == replaces) & (delivers == delivering)
+            terms = undecided._replace(replaces=replaces, delivers=delivering)
+            several.append(_same_answer(asks.filter(pa.array(rows)), outcome, terms))
     single: dict[MessageId, bytes] = {}
     about: dict[MessageId, MessageId] = {}
     for ask, outcome in zip(asks_of(asks.filter(pa.array(apart))), outcomes[apart].tolist(), strict=True):
         is_accepted = None if ask.condition is None else ask.id in accepted
-        is_refused = outcome == CANCELLED and is_accepted is False
         about[ask.id] = ask.asked
-        single[ask.id] = answer(ask, Reason.ALREADY_CANCELLED if is_refused else _REASONS[outcome], is_accepted)
+        single[ask.id] = answer(ask, _reason(ask, outcome, is_accepted), is_accepted)
     return pa.concat_tables([*several, answers_of(single, about)])
+
+
+def _reason(ask: Ask, outcome: int, is_accepted: bool | None) -> Reason:
+    if outcome == CANCELLED and is_accepted is False:
+        return Reason.ALREADY_CANCELLED
+    # What would replace it only if it waits comes too late as well.
+    is_left = outcome == DELIVERED and is_accepted is False
+    return Reason.HANDED_OVER if is_left else (_REASONS_TO_DELIVER if ask.delivers else _REASONS)[outcome]
 
 
 def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table:
@@ -107,7 +120,7 @@ def _same_answer(asks: pa.Table, outcome: int, undecided: Undecided) -> pa.Table
         return undecided_asks(asks, undecided)
     if outcome == OLD:
         return undecided_asks(asks, undecided._replace(asked_ms=OLD_MS))
-    return answers_to(asks, _REASONS[outcome])
+    return answers_to(asks, (_REASONS_TO_DELIVER if undecided.delivers else _REASONS)[outcome])
 
 
 def _passed_on(asks: pa.Table, outcomes: npt.NDArray[np.int8], not_waiting: Ids, undecided: Undecided) -> pa.Table:

@@ -6,10 +6,16 @@
 | is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
 | was cancelled before by a batch, or recalled by a release process | `cancelled`, with what waits and has the same id |
 | is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
+| was made due at once, by a batch before or by an ask before this one | `too-late` |
 | is older than what the job knows for certain | the release processes answer, and never `too-late` without having it |
 | keeps its name, and a new one has the same | the new one counts as refused; `kept`, to whoever wants an answer |
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic | `unknown` |
+
+An ask that a message be due at once takes it out in the same places, if it is the first one for the message. Its id is
+stored in the same way, with the new due time; and the batch hands it over (`state.buckets.moves`). The answer is
+`due-now`, and so is that to each later ask of this kind. Where an ask for a cancel is answered `cancelled` since
+someone else has cancelled the message, so is this one.
 
 An ask by a name is one by an id here (`streaming.job.requests.names`). If it came with a message, mostly nobody wants
 an answer; then it is passed on only if the message before is handed over, and dropped otherwise.
@@ -33,18 +39,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.buckets.moves import MOVES_SCHEMA
 from state.cancel import (
     ANSWER_SCHEMA,
     NONE_REPLACED,
     MessageId,
+    Successor,
     Undecided,
     accepted_replacements,
     asks_of,
+    first_delivered,
     own_ids,
     replaced_by,
     replacement_ids,
 )
-from state.message_ids import Ids, among, each_of, ids_in, ids_of, united
+from state.message_ids import Ids, among, each_of, ids_in, ids_of, table_of, united, without
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.answers import answers_by, answers_for_kept, answers_for_nothing
 from streaming.job.requests.outcomes import Outcomes
@@ -59,13 +68,16 @@ class Decision:
     cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
     (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each cancelled message that one has cancelled.
     `drops` says whether another message keeps its name from any of them.
+    `moves` are those of the cancelled messages that the batch does not cancel, but hands over at once
+    (`state.buckets.moves.MOVES_SCHEMA`): `replaced` has for each when it is due.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
     cancelled: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
     left_out: Ids = field(default_factory=dict)
     names: pa.Table = field(default_factory=NAMED_SCHEMA.empty_table)
-    replaced: Mapping[MessageId, MessageId] = field(default_factory=dict)
+    replaced: Mapping[MessageId, Successor] = field(default_factory=dict)
+    moves: pa.Table = field(default_factory=MOVES_SCHEMA.empty_table)
     drops: bool = False
 
     def shows(self, cutoff_ms: int) -> bool:
@@ -77,7 +89,7 @@ class Decision:
         """
         if not self.cancelled.num_rows:
             return False
-        if self.drops:
+        if self.drops or self.moves.num_rows:
             return True
         is_told = pc.any(pc.is_valid(self.answers.column("value"))).as_py()
         return bool(is_told or pc.any(pc.less(self.names.column("deliver_at_ms"), cutoff_ms)).as_py())
@@ -90,10 +102,11 @@ class Facts(NamedTuple):
     - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
     - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
     - `names`: the messages that have names from now on (`NAMED_SCHEMA`)
-    - `due_now`: what the batch cancels of that which it would hand over itself (`CANCELLED_SCHEMA`)
+    - `due_now`: what the batch takes of that which it would hand over itself, perhaps (`CANCELLED_SCHEMA`)
     - `recalled`: what release processes have recalled
     - `known_from`: from which offset of each input partition on nothing is forgotten
     - `replaced_before`: what a lost batch has replaced, and the id of each one's replacement
+    - `due_at_once_ms`: when a message is due that the batch makes due at once, epoch ms
     """
 
     outcomes: Outcomes
@@ -104,6 +117,7 @@ class Facts(NamedTuple):
     recalled: Ids
     known_from: Mapping[tuple[str, int], int]
     replaced_before: Mapping[MessageId, MessageId]
+    due_at_once_ms: int
 
 
 def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
@@ -117,8 +131,10 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     # As many go on in a replay, whatever is recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set_cancelled(facts.recalled)
-    replacements = Replacements.of(asks, facts.dropped, outcomes.cancelled, facts.replaced_before)
-    outcomes.cancel(replacements.refused)
+    replacements = Replacements.of(asks, facts.dropped, outcomes.taken, facts.replaced_before)
+    outcomes.take(replacements.refused)
+    delivered = replacements.delivered
+    outcomes.set_delivered(delivered)
     outcomes.close(facts.known_from)
     answers = [
         answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
@@ -127,46 +143,58 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     ]
     refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
     left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
+    moves = table_of(delivered)
+    when = [pa.repeat(pa.scalar(value), moves.num_rows) for value in (facts.due_at_once_ms, True)]
+    moves = pa.table([*moves.columns, *when], schema=MOVES_SCHEMA)
+    replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
+    replaced |= replacements.replaced
     return Decision(
-        pa.concat_tables(answers), outcomes.cancelled, left_out, facts.names, replacements.replaced,
+        pa.concat_tables(answers), outcomes.taken, without(left_out, delivered), facts.names, replaced, moves,
         drops=facts.dropped.num_rows > 0,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Replacements:
-    """What becomes of the replacements of a batch.
+    """What becomes of the replacements of a batch, and of what asks want to be due at once.
 
-    - `accepted`: their ids
-    - `refused`: the others that the batch has not cancelled otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
+    - `accepted`: the ids of replacements
+    - `refused`: the others that the batch has not taken otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
     - `replaced`: the accepted one, by the message that it has replaced; without those that have a name
+    - `delivered`: the messages that are handed over at once: no replacement that is refused
     """
 
     accepted: frozenset[MessageId] = frozenset()
     refused: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
     replaced: Mapping[MessageId, MessageId] = field(default_factory=lambda: NONE_REPLACED)
+    delivered: Ids = field(default_factory=dict)
 
     @staticmethod
     def of(
         asks: pa.Table,
         dropped: pa.Table,
-        cancelled: pa.Table,
+        taken: pa.Table,
         replaced_before: Mapping[MessageId, MessageId],
     ) -> Replacements:
-        """Decide the replacements among `asks` (`ASK_SCHEMA`).
+        """Decide the replacements among `asks` (`ASK_SCHEMA`), and the asks for delivery at once.
 
-        `dropped` are other asks: their messages replace nothing, and are not accepted. `cancelled` is what the batch
-        cancels (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has replaced.
+        `dropped` are other asks: their messages replace nothing, and are not accepted. `taken` is what the batch takes
+        from where it waits (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has replaced.
         """
-        taken = ids_in(cancelled)
-        are_dropped = _as_cancelled(dropped, taken)
+        found, dropped_ids = ids_in(taken), ids_in(own_ids(dropped))
+        are_dropped = _as_cancelled(dropped, found)
+        delivered = without(first_delivered(asks, found), dropped_ids)
         if asks.column("condition").null_count == asks.num_rows:
-            return Replacements(refused=are_dropped)
-        taken_ids, every = each_of(taken), asks_of(asks)
-        accepted = accepted_replacements(every, taken_ids, replaced_before, each_of(ids_in(own_ids(dropped))))
-        refused = _as_cancelled(asks.filter(pc.is_valid(asks.column("condition"))), united([taken, ids_of(accepted)]))
+            return Replacements(refused=are_dropped, delivered=delivered)
+        cancelled, every = each_of(without(found, delivered)), asks_of(asks)
+        accepted = accepted_replacements(every, cancelled, replaced_before, each_of(dropped_ids))
+        accepted_ids = ids_of(accepted)
+        refused = _as_cancelled(asks.filter(pc.is_valid(asks.column("condition"))), united([found, accepted_ids]))
         return Replacements(
-            frozenset(accepted), pa.concat_tables([refused, are_dropped]), replaced_by(every, taken_ids, accepted)
+            frozenset(accepted),
+            pa.concat_tables([refused, are_dropped]),
+            replaced_by(every, cancelled, accepted),
+            without(delivered, without(replacement_ids(asks), accepted_ids)),
         )
 
 

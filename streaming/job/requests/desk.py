@@ -27,21 +27,23 @@ from state.buckets.cancelled import (
     CancelledIds,
     Forgettable,
 )
+from state.buckets.moves import due_at_once_ms
 from state.buckets.operator import ASKED, DUE, SEALED
 from state.cancel import (
     WAITING,
     Undecided,
+    delivering_ids,
 )
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import NO_IDS, Ids, among, ids_in, united
+from state.message_ids import NO_IDS, Ids, among, ids_in, united, without
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp, look_up, useful_from_ms
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
-from streaming.job.requests.search import passed_by, read_asks, waiting
+from streaming.job.requests.search import Waiting, passed_by, read_asks, waiting
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.spark.pools import MAINTENANCE, use_pool
 
@@ -90,6 +92,8 @@ class RequestDesk:
         # the monotonic clock.
         self._shown: BatchSpan | None = None
         self._markers_s = -math.inf
+        # What the batch that was decided last has found in the table.
+        self._waits: Waiting | None = None
 
     def close(self) -> None:
         """Close the consumers of the recalled topic, and the files of ids.
@@ -201,24 +205,28 @@ class RequestDesk:
         self.before_batch()
         self._wait_for([*self._running])
         asked_ms = time.time_ns() // 1_000_000
-        every_ask, taken_out = read_asks(rows)
+        asked = read_asks(rows)
         self._open(span)
         # Names become ids.
-        has_name = pc.is_valid(every_ask.column("name"))
-        by_id, by_name = every_ask.filter(pc.invert(has_name)), every_ask.filter(has_name)
-        named = look_up(by_name, ids_in(by_id), self._stored_ids, span, clock_ms, partial(self._waiting, span))
+        has_name = pc.is_valid(asked.asks.column("name"))
+        by_id, by_name = asked.asks.filter(pc.invert(has_name)), asked.asks.filter(has_name)
+        named = look_up(
+            by_name, ids_in(by_id), self._stored_ids, span, clock_ms, lambda ids: self._waiting(span, ids).messages
+        )
         asks = pa.concat_tables([by_id, named.asks])
         # What is known of each id.
         outcomes = Outcomes(ids_in(asks.filter(pc.greater_equal(asks.column("offset"), 0))), span.ends)
-        outcomes.cancel(taken_out)
-        outcomes.cancel(named.superseded)
-        due_now = self._look_for(outcomes, named, shard_output, rows, span)
+        for found in (asked.taken_out, asked.undecided, named.superseded):
+            outcomes.take(found)
+        found_due = self._look_for(outcomes, named, delivering_ids(asks), shard_output, rows, span)
+        due_now = pa.concat_tables([asked.undecided, found_due])
         recalled = self._recalled_among(outcomes.open_ids(), span)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         facts = Facts(
             outcomes, named.dropped, named.superseded, named.names, due_now, recalled, self._recalled.known_from,
             self._stored_ids.replaced_among(conditional),
+            due_at_once_ms(clock_ms, span.cutoff_ms),
         )  # fmt: skip
         # What is decided.
         shards = span.origin.shards
@@ -227,10 +235,15 @@ class RequestDesk:
         undecided = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
         decision = decide(asks, facts, undecided)
         log.info(
-            "batch %d: decided %d requests, cancelled %d messages; %d of these because their name is taken",
-            span.batch_id, asks.num_rows, decision.cancelled.num_rows, named.dropped.num_rows,
+            "batch %d: decided %d requests, cancelled %d messages (%d because their name is taken), made %d due now",
+            span.batch_id, asks.num_rows, decision.cancelled.num_rows - decision.moves.num_rows,
+            named.dropped.num_rows, decision.moves.num_rows,
         )  # fmt: skip
         return decision
+
+    def places_of(self, moves: pa.Table) -> Waiting | None:
+        """Return where those of `moves`, of the newest decision, wait in the table; None if none of them does."""
+        return None if self._waits is None else self._waits.among(ids_in(moves))
 
     def _open(self, span: BatchSpan) -> None:
         """Read what earlier batches have stored, and find out whether this one has, before it was cut off."""
@@ -240,31 +253,46 @@ class RequestDesk:
         self._stored_ids.open(span.bucket, span.origin)
 
     def _look_for(
-        self, outcomes: Outcomes, named: LookedUp, shard_output: DataFrame, rows: Iterable[Row], span: BatchSpan
+        self,
+        outcomes: Outcomes,
+        named: LookedUp,
+        delivering: Ids,
+        shard_output: DataFrame,
+        rows: Iterable[Row],
+        span: BatchSpan,
     ) -> pa.Table:
-        """Cancel what waits, wherever that is.
+        """Take what waits, wherever that is. Some asks want the messages `delivering` to be due at once.
 
         Returns what this batch would hand over otherwise (`CANCELLED_SCHEMA`).
         """
+        self._waits = None
         if not (not_found := outcomes.open_ids()):
             return CANCELLED_SCHEMA.empty_table()
         known = self._stored_ids.cancelled_among(not_found)
+        moved = self._stored_ids.moved_among(known.ids)
         outcomes.set_cancelled(known.ids)
-        outcomes.cancel(named.held.filter(pa.array(among(named.held, outcomes.open_ids()))))
+        outcomes.set_delivered(moved)
+        # What shall be due at once must be found where it is.
+        held = among(named.held, outcomes.open_ids(but=delivering))
+        outcomes.take(named.held.filter(pa.array(held)))
+
+        # Of an input topic that was made anew, another message may have the id of one that was cancelled. But what a
+        # lost batch has moved, and not handed over, the first batch finds itself: it comes out, as was answered.
+        again = known.ids if span.batch_id else without(known.ids, moved)
 
         def wanted(but: Ids = NO_IDS) -> Ids:
-            # Of an input topic that was made anew, another message may have the id of one that was cancelled.
-            return united([outcomes.open_ids(but), known.ids])
+            return united([outcomes.open_ids(but), again])
 
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
-        outcomes.cancel(self._waiting(span, wanted(but=handed_over), known))
-        outcomes.cancel(passed_by(wanted(), SEALED, shard_output, rows))
+        self._waits = self._waiting(span, wanted(but=handed_over), known)
+        outcomes.take(self._waits.messages)
+        outcomes.take(passed_by(wanted(), SEALED, shard_output, rows))
         due_now = passed_by(wanted(), DUE, shard_output, rows)
-        outcomes.cancel(due_now)
+        outcomes.take(due_now)
         return due_now
 
-    def _waiting(self, span: BatchSpan, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED) -> pa.Table:
+    def _waiting(self, span: BatchSpan, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED) -> Waiting:
         return waiting(ids, self._store, self._sealed_ids, span, cancelled)
 
     def _recalled_among(self, ids: Ids, span: BatchSpan) -> Ids:

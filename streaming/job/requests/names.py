@@ -11,8 +11,8 @@ its name or its id, in whatever way and whatever comes of that: nobody knows wha
 of a replay, and a message must not be dropped in favour of one that does not come out. From then on it is replaced like
 any other.
 
-A message has its name until it is due, and after an outage until it is handed over: what was to come out meanwhile
-waits in the table, and is cancelled like anything else that waits.
+A message has its name until it is due, or a request has made it due at once; and after an outage until it is handed
+over: what was to come out meanwhile waits in the table, and is cancelled like anything else that waits.
 
 A replay finds the same: it leaves out what its own batch has stored. So does the first batch after a rebuild, of which
 a lost batch may have stored names: these messages are read again.
@@ -123,8 +123,10 @@ def look_up(
     may_be_left = not span.batch_id
     rows = stored.named_among(asks.column("name").to_pylist(), 0 if may_be_left else free_ms)
     known = _holders(rows)
+    delivered = each_of(stored.moved_among(ids_of(holder.id for holder in known.values())))
     early = ids_of(holder.id for holder in known.values() if may_be_left and holder.deliver_at_ms < free_ms)
-    found = in_turn(asks, known, previous_ms, free_ms, each_of(ids_in(waiting(early))) if early else (), by_id)
+    overdue = each_of(ids_in(waiting(early))) if early else ()
+    found = in_turn(asks, known, previous_ms, free_ms, overdue, by_id, delivered)
     # Of the names that are not asked for, those whose messages are.
     others = (each for each in _holders(stored.keeping_among(by_id)).items() if each[0] not in known)
     names = pa.concat_tables([found.names, _rows_of(dict(others))])
@@ -147,19 +149,21 @@ def in_turn(
     free_ms: int,
     overdue: Collection[MessageId] = (),
     by_id: Ids = NO_IDS,
+    delivered: Collection[MessageId] = (),
 ) -> LookedUp:
     """Return what each of `asks` asks for.
 
     `known` are the messages of earlier batches, by name. What is due before `free_ms` is delivered, or about to be, and
-    its name is free, unless the message is one of `overdue`. What is due before `previous_ms` is handed over. Both are
-    epoch ms. The messages `by_id`, which the batch is asked for by their ids, do not keep their names.
+    its name is free, unless the message is one of `overdue`. So is that of a message which a request has `delivered`.
+    What is due before `previous_ms` is handed over. Both are epoch ms. The messages `by_id`, which the batch is asked
+    for by their ids, do not keep their names.
     """
     turns: dict[bytes, _Turn] = {}
     # Also if a cancel has taken it: who cancels again, in a later batch, gets the same answer.
     newest: dict[bytes, Ask] = {}
     for name, holder in known.items():
         waits = holder.deliver_at_ms >= previous_ms or holder.id in overdue
-        if waits or holder.deliver_at_ms >= free_ms:
+        if (waits or holder.deliver_at_ms >= free_ms) and holder.id not in delivered:
             keeps = holder.keeps and not has_id(by_id, holder.id)
             turns[name] = _Turn(holder.id, keeps, until_ms=None if waits else holder.deliver_at_ms)
     asked: list[Ask] = []

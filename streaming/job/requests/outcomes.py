@@ -13,8 +13,9 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.origin import Offsets, by_partition
 from state.message_ids import NO_IDS, Ids, among, ids_in, is_below, places_in, table_of
 
-# Open: not known yet. Old: its record is deleted, or so old that nobody may know whether it was cancelled.
-OPEN, CANCELLED, HANDED_OVER, OLD, UNREAD, NO_INPUT = range(6)
+# Open: not known yet. Old: its record is deleted, or so old that nobody may know whether it was cancelled. Delivered: a
+# request has made it due at once, now or before.
+OPEN, CANCELLED, DELIVERED, HANDED_OVER, OLD, UNREAD, NO_INPUT = range(7)
 
 
 class Outcomes:
@@ -31,25 +32,29 @@ class Outcomes:
         outcomes = np.where(is_below(self._asked, by_partition(ends)), OPEN, UNREAD).astype(np.int8)
         is_input = np.asarray(pc.is_in(self._asked.column("topic"), pa.array(list(ends), pa.string())))
         self._outcomes = np.where(is_input, outcomes, np.int8(NO_INPUT))
-        self._cancelled: list[pa.Table] = []
+        self._taken: list[pa.Table] = []
 
     @property
-    def cancelled(self) -> pa.Table:
-        """What was given to `cancel` so far, as one table of `CANCELLED_SCHEMA`."""
-        return pa.concat_tables([CANCELLED_SCHEMA.empty_table(), *self._cancelled])
+    def taken(self) -> pa.Table:
+        """What was given to `take` so far, as one table of `CANCELLED_SCHEMA`."""
+        return pa.concat_tables([CANCELLED_SCHEMA.empty_table(), *self._taken])
 
     def open_ids(self, but: Ids = NO_IDS) -> Ids:
         """Return the ids whose outcome is open, without those of `but`."""
         return ids_in(self._asked.filter(pa.array((self._outcomes == OPEN) & ~among(self._asked, but))))
 
-    def cancel(self, messages: pa.Table) -> None:
-        """Let this batch cancel `messages` (`CANCELLED_SCHEMA`), asked for or not."""
-        self._cancelled.append(messages)
+    def take(self, messages: pa.Table) -> None:
+        """Let this batch take `messages` (`CANCELLED_SCHEMA`) from where they wait, asked for or not: cancel them."""
+        self._taken.append(messages)
         self.set_cancelled(ids_in(messages))
 
     def set_cancelled(self, ids: Ids) -> None:
         """Take note that `ids` are cancelled, by whatever batch or process."""
         self._outcomes[among(self._asked, ids)] = CANCELLED
+
+    def set_delivered(self, ids: Ids) -> None:
+        """Take note that requests have made `ids` due at once, this batch's or earlier ones."""
+        self._outcomes[among(self._asked, ids)] = DELIVERED
 
     def close(self, known_from: Mapping[tuple[str, int], int]) -> None:
         """Let what is open be `OLD` if it is below the offset `known_from` of its input partition, or `HANDED_OVER`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,12 +19,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.operator import ASKED, KEPT, TAKEN_OUT
-from state.buckets.parts import part_of
+from state.cancel import delivering_ids
 from state.checkpoint.progress import BatchSpan
+from state.index.locate import LOCATED_SCHEMA
 from state.kinds import is_message
 from state.message import decode_chunk
-from state.message_ids import ID, Ids, among, ids_in
+from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in
 from streaming.job.requests.sealed_ids import SealedIds
+
+# A message in a chunk: its id, the bucket of the chunk, and when it is due, epoch ms.
+_FOUND_SCHEMA = ID_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("deliver_at_ms", pa.int64()))
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
@@ -32,18 +37,56 @@ def driver_rows(shard_output: DataFrame) -> list[Row]:
     return shard_output.withColumn("chunk", expr(f"IF(kind IN ({kinds}), chunk, NULL)")).collect()
 
 
-def read_asks(rows: Iterable[Row]) -> tuple[pa.Table, pa.Table]:
-    """Return the asks of a batch, and the messages that the state stage has taken out (`CANCELLED_SCHEMA`)."""
+class Asked(NamedTuple):
+    """The `asks` of a batch (`ASK_SCHEMA`), and what its state stage has found for them (`CANCELLED_SCHEMA`).
+
+    It has `taken_out` messages. Those that any ask wants to be due at once are `undecided`: in rows of the batch.
+    """
+
+    asks: pa.Table
+    taken_out: pa.Table
+    undecided: pa.Table
+
+
+def read_asks(rows: Iterable[Row]) -> Asked:
+    """Return what the rows of a batch say of its asks."""
     tables = [(row["kind"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] in (ASKED, TAKEN_OUT)]
     asks = pa.concat_tables([table for kind, table in tables if kind == ASKED])
     found = [table for kind, table in tables if kind == TAKEN_OUT]
     if not found:
-        return asks, CANCELLED_SCHEMA.empty_table()
+        return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table())
     # Two have one id if an input topic was created again.
-    taken_out = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
-    never = pa.repeat(pa.scalar(NEVER_MS), taken_out.num_rows)
-    columns = [*(taken_out.column(name) for name in ID), never, taken_out.column("deliver_at_ms_max")]
-    return asks, pa.table(columns, schema=CANCELLED_SCHEMA)
+    by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
+    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(asks)))
+    froms = pc.if_else(is_undecided, dues, pa.scalar(NEVER_MS))
+    messages = pa.table([*(by_id.column(name) for name in ID), froms, dues], schema=CANCELLED_SCHEMA)
+    return Asked(asks, messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided))
+
+
+class Waiting(NamedTuple):
+    """Messages that wait in the table: where each lies (`LOCATED_SCHEMA`), in the table at `version`.
+
+    What is due before `from_ms` (epoch ms) waits no more, except in the bucket `overdue_bucket`, if there is one.
+    """
+
+    places: pa.Table
+    version: int
+    from_ms: int
+    overdue_bucket: int | None
+
+    @property
+    def messages(self) -> pa.Table:
+        """The messages, as a table of `CANCELLED_SCHEMA`."""
+        return self.places.select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
+
+    def among(self, ids: Ids) -> Waiting | None:
+        """Return those of `ids`; None if none of them is there."""
+        own = self.places.filter(pa.array(among(self.places, ids)))
+        return self._replace(places=own) if own.num_rows else None
+
+    def first_ms(self, bucket: int) -> int:
+        """Return the due time, epoch ms, from which on messages of `bucket` wait."""
+        return 0 if bucket == self.overdue_bucket else self.from_ms
 
 
 def waiting(
@@ -52,40 +95,46 @@ def waiting(
     sealed_ids: SealedIds,
     span: BatchSpan,
     cancelled: CancelledIds = NONE_CANCELLED,
-) -> pa.Table:
-    """Return which of `ids` wait in a bucket of an earlier batch than that of `span` (`CANCELLED_SCHEMA`).
+) -> Waiting:
+    """Return which of `ids` wait in a bucket of an earlier batch than that of `span`.
 
     They are not handed over before this batch, and not `cancelled`. `sealed_ids` are those of `store`.
     """
-    if not ids:
-        return CANCELLED_SCHEMA.empty_table()
-    # The index and chunks, of one version: a merge moves messages to other parts.
-    version = store.version()
     previous_ms = span.handed_over_below_ms
     # The first batch hands over what an earlier checkpoint has left, however long it is due.
-    first_ms = previous_ms if span.batch_id else 0
-    located = sealed_ids.locate(ids, span.bucket, first_ms, version)
+    overdue_bucket = None if span.batch_id else span.origin.overdue_bucket
+    nothing = Waiting(LOCATED_SCHEMA.empty_table(), 0, previous_ms, overdue_bucket)
+    if not ids:
+        return nothing
+    # The index and chunks, of one version: a merge moves messages to other parts.
+    found = nothing._replace(version=store.version())
+    located = sealed_ids.locate(ids, span.bucket, previous_ms if span.batch_id else 0, found.version)
     if cancelled.ids:
         located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
-    from_ms, until_ms = (located.column(name).to_numpy() for name in ("from_ms", "until_ms"))
-    waits = from_ms >= previous_ms
-    if not span.batch_id:
-        waits |= located.column("bucket").to_numpy() == span.origin.overdue_bucket
-    doubtful = ~waits & (until_ms >= previous_ms)
-    known = located.filter(pa.array(waits)).select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
-    still = _still_waiting(located.filter(pa.array(doubtful)), store, previous_ms, version)
-    return pa.concat_tables([known, still])
+    from_ms, until_ms, buckets = (located.column(name).to_numpy() for name in ("from_ms", "until_ms", "bucket"))
+    # A rebuild seals dead letters and answers there too, which have ids of messages.
+    is_overdue = buckets == overdue_bucket
+    waits = (from_ms >= previous_ms) & ~is_overdue
+    doubtful = located.filter(pa.array(~waits & (is_overdue | (until_ms >= previous_ms))))
+    still = _still_there(doubtful, store, found)
+    return found._replace(places=pa.concat_tables([located.filter(pa.array(waits)), still]))
 
 
-def _still_waiting(doubtful: pa.Table, store: BucketTable, previous_ms: int, version: int) -> pa.Table:
-    """Return those that are due at `previous_ms` or later, which the index does not know exactly."""
+def _still_there(doubtful: pa.Table, store: BucketTable, found: Waiting) -> pa.Table:
+    """Return those places that have a message which waits: the index does not know it, or not when it is due."""
     if not doubtful.num_rows:
-        return CANCELLED_SCHEMA.empty_table()
-    parts = {part_of(metadata) for metadata in doubtful.column("part").unique().to_pylist()}
-    end_ms = 1 + pc.max(doubtful.column("until_ms")).as_py()
-    buckets = set(doubtful.column("bucket").unique().to_pylist())
-    chunks = store.chunks(previous_ms, end_ms, parts, buckets, version)
-    return _dues(chunks, ids_in(doubtful)).filter(pc.field("from_ms") >= previous_ms)
+        return doubtful
+    there = _found_in(store.chunks_at(doubtful, found.version), ids_in(doubtful))
+    first_ms = pa.array([found.first_ms(bucket) for bucket in there.column("bucket").to_pylist()], pa.int64())
+    there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
+    joined = doubtful.join(there, [*ID, "bucket"], join_type="inner", use_threads=False)
+    due = joined.column("deliver_at_ms")
+    is_it = pc.and_(pc.less_equal(joined.column("from_ms"), due), pc.less_equal(due, joined.column("until_ms")))
+    exact = joined.append_column("exact_ms", due).filter(is_it)
+    columns = ["exact_ms" if name in ("from_ms", "until_ms") else name for name in LOCATED_SCHEMA.names]
+    places = pa.table([exact.column(name) for name in columns], schema=LOCATED_SCHEMA)
+    # A message, and its request, may have two.
+    return places.group_by(LOCATED_SCHEMA.names, use_threads=False).aggregate([])
 
 
 def passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row]) -> pa.Table:
@@ -97,27 +146,24 @@ def passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row])
     groups = Counter(row["shard"] for row in rows if row["kind"] == KEPT)
     if not ids or max(groups.values(), default=0) < 2 or all(row["kind"] != kind for row in rows):
         return CANCELLED_SCHEMA.empty_table()
-    return _dues(shard_output.where(f"kind = '{kind}'"), ids)
+    found = _found_in(shard_output.where(f"kind = '{kind}'"), ids)
+    due = found.column("deliver_at_ms")
+    return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA)
 
 
-def _dues(chunks: DataFrame, ids: Ids) -> pa.Table:
-    """Return those of `ids` that are in `chunks`, with their due times, as a table of `CANCELLED_SCHEMA`.
-
-    Neither dead letters nor asks.
-    """
-    found = chunks.select("chunk").mapInArrow(_finding(ids), from_arrow_schema(CANCELLED_SCHEMA))
-    return found.toArrow()
+def _found_in(chunks: DataFrame, ids: Ids) -> pa.Table:
+    """Return those of `ids` that are in `chunks`, as a table of `_FOUND_SCHEMA`. Neither dead letters nor asks."""
+    return chunks.select("bucket", "chunk").mapInArrow(_finding(ids), from_arrow_schema(_FOUND_SCHEMA)).toArrow()
 
 
 def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for chunk in batch.column("chunk"):
+            for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                named = among(messages, ids) & is_message(messages)
-                found = messages.filter(pa.array(named))
-                due = found.column("deliver_at_ms")
-                columns = [*(found.column(name) for name in ID), due, due]
-                yield from pa.table(columns, names=CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA).to_batches()
+                found = messages.filter(pa.array(among(messages, ids) & is_message(messages)))
+                columns = [*(found.column(name) for name in ID), pa.array([bucket] * found.num_rows, pa.int64())]
+                own = pa.table([*columns, found.column("deliver_at_ms")], names=_FOUND_SCHEMA.names)
+                yield from own.cast(_FOUND_SCHEMA).to_batches()
 
     return run

@@ -8,7 +8,7 @@ Spark, and more with the number of rows.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.cancelled import CancelledIds, replacement_texts
+from state.buckets.cancelled import CancelledIds, successor_of, successor_texts
 from state.buckets.parts import IdRows
-from state.cancel import NONE_REPLACED, MessageId
+from state.cancel import NONE_REPLACED, MessageId, Successor
 from state.checkpoint.origin import CheckpointOrigin, by_partition
 from state.kinds import Mask
-from state.message_ids import ID, Ids, is_below, parse_id
+from state.message_ids import ID, Ids, ids_of, is_below
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.id_runs import IdRuns
 from streaming.job.requests.local_database import as_tuples, local_database, table_from
@@ -86,12 +86,12 @@ class StoredIds:
         cancelled: pa.Table,
         names: pa.Table,
         bucket: int,
-        replaced: Mapping[MessageId, MessageId] = NONE_REPLACED,
+        replaced: Mapping[MessageId, Successor] = NONE_REPLACED,
     ) -> None:
         """Add what the batch of `bucket` stores: `CANCELLED_SCHEMA` and `NAMED_SCHEMA`, and what was `replaced`."""
         if self._ids is not None:
             ids = cancelled.rename_columns([*ID, _DUE, "max_deliver_at_ms"])
-            ids = ids.append_column("name", replacement_texts(cancelled, replaced))
+            ids = ids.append_column("name", successor_texts(cancelled, replaced))
             self._add_cancelled(_with_bucket(ids, bucket))
             self._add_names(_with_bucket(names, bucket))
 
@@ -114,15 +114,22 @@ class StoredIds:
 
     def replaced_among(self, ids: Ids) -> dict[MessageId, MessageId]:
         """Return those of `ids` that a replacement has cancelled, as far as that is stored, and its id."""
+        return {own: each for own, each in self._successors(ids) if not isinstance(each, int)}
+
+    def moved_among(self, ids: Ids) -> Ids:
+        """Return those of `ids` that a batch has moved and handed over."""
+        return ids_of(own for own, each in self._successors(ids) if isinstance(each, int))
+
+    def _successors(self, ids: Ids) -> Iterator[tuple[MessageId, Successor]]:
         assert self._ids is not None
-        replaced = {}
+        if self._ids.execute("SELECT 1 FROM replaced LIMIT 1").fetchone() is None:
+            return
         for source, (offsets, buckets) in self._cancelled.buckets_of(ids).items():
             for offset, bucket in zip(offsets.tolist(), buckets.tolist(), strict=True):
                 row = self._ids.execute(_ASK_REPLACED, (*source, offset)).fetchone()
                 # A later batch may have cancelled another message that has the id.
                 if row is not None and row[1] == bucket:
-                    replaced[(*source, offset)] = parse_id(row[0].decode())
-        return replaced
+                    yield (*source, offset), successor_of(row[0])
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         """Return which messages have one of `names` (`state.names.named`), as a table of `NAMED_SCHEMA`.

@@ -16,6 +16,7 @@ from sinks.release.known_topics import Topics
 from sinks.release.records import records
 from sinks.release.room import Limits, Room
 from sinks.release.wall_clock import now_ms
+from state.kinds import DUE_NOW
 from tests.messages import headers, messages
 from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
 
@@ -69,6 +70,13 @@ def test_dead_letters_and_what_is_in_time_are_not_doubted() -> None:
     batch = batch_of({}, {"deliver_at_ms": DUE_MS - MINUTE}, letter)
     assert OWN.doubted(batch, DUE_MS + 1).tolist() == [False, True, False]
     assert OWN.doubted(batch, DUE_MS + 10 * MINUTE).tolist() == [True, True, False]
+
+
+def test_a_message_that_somebody_wants_now_never_expires() -> None:
+    batch = batch_of({"kind": DUE_NOW}, {"kind": DUE_NOW, "topic": "other", "headers": headers(UNTIL)}, {})
+    assert OWN.may_expire(batch).tolist() == [False, False, True]
+    assert OWN.doubted(batch, DUE_MS + 10 * MINUTE).tolist() == [False, False, True]
+    assert OWN.expired(batch, DUE_MS + 10 * MINUTE).tolist() == [False, False, True]
 
 
 def test_of_several_messages_those_are_expired_to_whose_policy_it_is_too_late() -> None:

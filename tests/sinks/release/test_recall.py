@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Log, Place, Position
-from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
+from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of, with_few_deliveries
 from sinks.release.encoded_chunks import PayloadMissing
 from sinks.release.pending import Pending, Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
 from state.cancel import OLD_MS, Undecided
-from state.kinds import ANSWER, REQUEST
+from state.kinds import ANSWER, DUE_NOW, MESSAGE, REQUEST
 from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
@@ -84,6 +85,11 @@ class _Shard:
     passed_on: list[pa.Table] = field(default_factory=list)
     # The messages that the recalled topic has.
     recorded: set[int] = field(default_factory=set)
+    # When each message was due when it was handed over, and those that have come out as due sooner.
+    dues: dict[int, int] = field(default_factory=dict)
+    sooner: set[int] = field(default_factory=set)
+    # The asks that want their message to be due at once.
+    delivering: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.open()
@@ -109,11 +115,13 @@ class _Shard:
             self._add(Place(Log.NEAR, offset))
             self.near_read = offset + 1
 
-    def arrive(self, kind: str, numbers: list[int], asked_ms: int | None = None) -> None:
+    def arrive(self, kind: str, numbers: list[int], asked_ms: int | None = None, delivers: Sequence[bool] = ()) -> None:
+        """Add a chunk: messages that are due at `numbers`, or asks for these, some of which want to be due at once."""
         if kind != "asks":
             rows: list[dict[str, Any]] = [
                 {"deliver_at_ms": _START_MS + due, "offset": self.messages + at} for at, due in enumerate(numbers)
             ]
+            self.dues |= {row["offset"]: row["deliver_at_ms"] for row in rows}
             self.messages += len(rows)
         else:
             # What the job knows to be cancelled it answers itself.
@@ -121,11 +129,17 @@ class _Shard:
             # Everything that is handed over is due before 2,001.
             since_ms = self.now_ms if asked_ms is None else asked_ms
             undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1)
+            self.delivering |= {
+                1_000 + self.asks + at for at, (_, now) in enumerate(zip(asked, delivers, strict=False)) if now
+            }
             # Every other ask comes with a message.
             rows = [
                 {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "kind": REQUEST,
                  "key": b"delayline-in/0/%d" % each,
-                 "value": undecided._replace(replaces=_replaces(1_000 + self.asks + at)).to_bytes()}
+                 "value": undecided._replace(
+                     replaces=_replaces(1_000 + self.asks + at) and 1_000 + self.asks + at not in self.delivering,
+                     delivers=1_000 + self.asks + at in self.delivering,
+                 ).to_bytes()}
                 for at, each in enumerate(asked)
             ]  # fmt: skip
             self.asks += len(rows)
@@ -168,7 +182,7 @@ class _Shard:
         if planned.messages.num_rows:
             self.recently.add(planned.messages, {}, {}, self.now_ms)
         self.recorded |= {at for each in planned.recalled for own in each.ids.values() for at in own.tolist()}
-        too_late = set()
+        comes_out = set()
         for row in planned.messages.to_pylist():
             assert row["kind"] != REQUEST
             if row["kind"] == ANSWER:
@@ -177,19 +191,28 @@ class _Shard:
                 asked = int(answer["id"].rsplit("/", 1)[1])
                 self.results.setdefault(asked, set()).add(answer["result"])
                 self.reasons[asked] = answer["reason"]
-                if answer["result"] == "too-late" and asked < self.messages:
-                    too_late.add(asked)
+                delivers = row["offset"] in self.delivering
+                assert answer["result"] != "due-now" or (asked < self.messages and delivers)
+                if answer["result"] in ("too-late", "due-now") and asked < self.messages:
+                    comes_out.add(asked)
                 if "output" in answer:
                     self.outputs[asked] = answer["output"]
                     assert self.seen[asked] == 1
                     assert answer["result"] == "too-late"
-                assert (answer["result"] == "cancelled") == (answer["reason"] == "recalled")
+                recalled = "already-cancelled" if delivers else "recalled"
+                assert (answer["result"] == "cancelled") == (answer["reason"] == recalled)
                 assert answer["result"] != "cancelled" or asked in self.recorded
                 of_message = {"replacement": f"delayline-in/0/{row['offset']}", "accepted": True}
-                assert answer.items() >= of_message.items() if _replaces(row["offset"]) else "accepted" not in answer
+                of_one = _replaces(row["offset"]) and not delivers
+                assert answer.items() >= of_message.items() if of_one else "accepted" not in answer
             else:
                 self.seen[row["offset"]] += 1
-        assert all(self.seen[asked] == 1 for asked in too_late)
+                due_ms = self.dues.get(row["offset"], row["deliver_at_ms"])
+                assert row["deliver_at_ms"] <= due_ms
+                if row["deliver_at_ms"] < due_ms:
+                    self.sooner.add(row["offset"])
+        assert all(self.seen[asked] == 1 for asked in comes_out)
+        assert all("due-now" in self.results[each] for each in self.sooner)
         if planned.passed_on is not None:
             self.passed_on.append(planned.passed_on)
             self.settled.update(planned.passed_on.column("offset").to_pylist())
@@ -217,7 +240,8 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     def arrive() -> None:
         kind, numbers = coming.pop(0)
         # An ask comes after its message.
-        shard.arrive(kind, [each if kind != "asks" or each < shard.messages else 500 + each for each in numbers])
+        asked = [each if kind != "asks" or each < shard.messages else 500 + each for each in numbers]
+        shard.arrive(kind, asked, delivers=[each % 3 == 1 for each in numbers] if kind == "asks" else ())
 
     for step, number, ms in steps:
         if step == "arrive" and coming:
@@ -246,7 +270,7 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     cancelled = {each for each, results in shard.results.items() if "cancelled" in results}
     assert shard.recorded == cancelled
     assert shard.seen == Counter(set(range(shard.messages)) - cancelled)
-    assert not any("too-late" in shard.results[each] for each in cancelled)
+    assert not any(shard.results[each] & {"too-late", "due-now"} for each in cancelled)
     assert shards == 2 or not shard.passed_on
     # The logs are done with, and all that was handed over counts as released.
     for log, records in shard.logs.items():
@@ -447,3 +471,138 @@ def test_what_was_taken_out_is_remembered_however_long_a_broker_does_not_answer(
     shard.arrive("asks", [0])
     shard.settle()
     assert shard.results == {0: {"cancelled"}}
+
+
+def _due_of(shard: _Shard, planned: Planned) -> dict[int, int]:
+    return {
+        row["offset"]: row["deliver_at_ms"] - _START_MS
+        for row in planned.messages.to_pylist()
+        if row["offset"] < shard.messages
+    }
+
+
+@pytest.mark.parametrize("log", ["messages", "near"])
+def test_a_message_that_shall_be_due_now_comes_out_with_the_answer_and_once(log: str) -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive(log, [0, 500, 600, 1_999])
+    shard.read_near(1)
+    shard.settle()
+    shard.now_ms += 100
+    shard.arrive("asks", [1, 3], delivers=[True, True])
+    # What is planned and not committed is planned again by the next process.
+    assert shard.plan(0)
+    shard.open()
+    assert shard.plan(0)
+    assert _due_of(shard, shard.planned[0]) == {1: 100, 3: 100}
+    assert not shard.planned[0].recalled
+    shard.commit()
+    assert shard.results == {1: {"due-now"}, 3: {"due-now"}}
+    assert shard.committed.released == 5
+    shard.open()
+    shard.now_ms += 2_000
+    shard.settle()
+    assert shard.seen == Counter([0, 1, 2, 3])
+    assert not shard.recorded
+
+
+def test_a_message_that_shall_be_due_now_is_due_when_it_is_asked_for_or_sooner_and_never_expires() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("messages", [400, 500, 900])
+    shard.now_ms += 450
+    shard.arrive("asks", [2, 0], delivers=[True, True])
+    shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
+    shard.plan(0)
+    # Whatever is overdue, or an old answer in the log behind it.
+    assert _due_of(shard, shard.planned[0]) == {2: 450, 0: 400}
+    own = [row for row in shard.planned[0].messages.to_pylist() if row["offset"] in (0, 2)]
+    assert [row["kind"] for row in own] == [DUE_NOW] * 2
+    shard.settle()
+    shard.now_ms += 500
+    shard.settle()
+    assert shard.seen == Counter([0, 1, 2])
+
+
+def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    # Of an input topic that was made anew: at the same time too.
+    shard.arrive("messages", [500, 700])
+    shard.messages = 0
+    shard.arrive("messages", [500, 900])
+    shard.messages = 0
+    shard.arrive("messages", [800, 950])
+    shard.max_bytes = shard.pending.max_bytes = 1
+    shard.arrive("asks", [0], delivers=[True])
+    shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
+    while not shard.planned:
+        shard.pending.shrink()
+        shard.plan(0)
+    rows = shard.planned[0].messages.to_pylist()
+    assert [row["offset"] for row in rows if row["kind"] == DUE_NOW] == [0] * 3
+    shard.now_ms += 1_000
+    while not shard.pending.is_empty:
+        shard.pending.shrink()
+        shard.plan(0)
+    later = pa.concat_tables(each.messages for each in shard.planned[1:])
+    assert later.column("offset").to_pylist() == [1] * 3
+
+
+def test_a_chunk_has_few_requests_for_messages_to_be_due_now_so_that_these_have_room() -> None:
+    delivers, cancels = (Undecided(1, 1, 1, 0, delivers=each).to_bytes() for each in (True, False))
+    kinds = [MESSAGE, REQUEST, REQUEST, ANSWER] * 20
+    values = [b"v", cancels, delivers, b"{}"] * 20
+    every = messages({"offset": at, "kind": kind, "value": values[at]} for at, kind in enumerate(kinds))
+    pieces = list(with_few_deliveries(every))
+    assert [row["offset"] for piece in pieces for row in piece.to_pylist()] == list(range(80))
+    assert [piece.column("value").to_pylist().count(delivers) for piece in pieces] == [8, 8, 4]
+    others = messages({"offset": at, "kind": REQUEST, "value": cancels} for at in range(80))
+    assert [piece.num_rows for piece in with_few_deliveries(others)] == [80]
+    assert [piece.num_rows for piece in with_few_deliveries(messages([{"offset": 1}]))] == [1]
+
+
+def test_of_several_asks_in_a_chunk_the_first_decides_and_the_others_are_told_what_is_true() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("messages", [500, 600])
+    shard.arrive("asks", [0, 0, 0, 1, 1], delivers=[True, False, True, False, True])
+    shard.settle()
+    assert shard.results == {0: {"due-now", "too-late"}, 1: {"cancelled"}}
+    assert shard.seen == Counter([0])
+    # The process knows it, also when it is asked again.
+    shard.arrive("asks", [0, 0], delivers=[True, False])
+    shard.settle()
+    assert shard.results[0] == {"due-now", "too-late"}
+    shard.now_ms += 2 * REMEMBERED_MS
+    shard.settle()
+    assert shard.recorded == {1}
+
+
+def test_a_message_that_shall_be_due_now_is_found_by_the_shard_that_has_it() -> None:
+    first, second = _two_shards()
+    second.arrive("messages", [500, 600])
+    second.now_ms += 50
+    first.arrive("asks", [1], delivers=[True])
+    first.settle()
+    second.delivering = first.delivering
+    second.receive(first.passed_on[0])
+    second.settle()
+    assert second.results == {1: {"due-now"}}
+    assert second.seen == Counter([1])
+    assert (first.committed.released, second.committed.released) == (1, 1)
+
+
+def test_messages_whose_chunks_are_not_in_memory_come_out_now_some_at_a_time() -> None:
+    shard = _Shard(Limits(1_000, 1_000_000, 20), 1)
+    for at in range(30):
+        shard.arrive("messages", [1_000 + at, 1_900])
+    shard.plan(0)
+    shard.max_bytes = shard.pending.max_bytes = 1
+    shard.pending.shrink()
+    shard.now_ms += 10
+    shard.arrive("asks", [0, 20, 59], delivers=[True] * 3)
+    while not shard.results:
+        shard.pending.shrink()
+        shard.settle()
+    assert shard.restored >= 3
+    assert shard.results == {each: {"due-now"} for each in (0, 20, 59)}
+    assert shard.seen == Counter([0, 20, 59])
+    shard.finish()
+    assert shard.seen == Counter(range(60))

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from sources.intake.accept import accept
 from sources.intake.kafka_reader import accepting
 from sources.intake.request_grouping import RequestGrouping
-from state.cancel import ALWAYS, ASK_SCHEMA, CANCEL_HEADER, asks_of, replacing
+from state.cancel import ALWAYS, ASK_SCHEMA, CANCEL_HEADER, DELIVER_NOW_HEADER, asks_of, replacing
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
 from state.group_keys import shard_keys
 from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
@@ -62,6 +62,17 @@ def test_a_cancel_by_id_is_passed_on_once_and_each_shard_gets_the_id() -> None:
     passed_on, ids = grouped(batch, *tables)
     assert [sorted(own) for own in passed_on.values()] == [[10, 11, 20, 21]]
     assert ids == {key: {(OTHER, 1, 7), (TOPIC, 0, 5)} for key in batch.settings.shard_keys}
+
+
+def test_each_shard_is_told_which_messages_somebody_wants_now() -> None:
+    grouping = RequestGrouping(running(2))
+    marks = [(DELIVER_NOW_HEADER, f"{OTHER}/1/7"), (CANCEL_HEADER, f"{OTHER}/1/7"), (CANCEL_HEADER, f"{TOPIC}/0/5")]
+    batch = running(2)
+    assert len(list(grouping.divide(accept(requests(*marks), batch.settings, batch.clock_ms)))) == 1
+    for _, ids in grouping.ids():
+        delivering = ids.filter(ids.column("delivers"))
+        assert each_of(ids_from([delivering])) == {(OTHER, 1, 7)}
+        assert each_of(ids_from([ids])) == {(OTHER, 1, 7), (TOPIC, 0, 5)}
 
 
 def test_the_request_of_a_message_goes_to_the_shard_of_the_message() -> None:

@@ -16,7 +16,7 @@ from state.buckets.moves import MOVES_SCHEMA, moving, moving_out
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import stored_rows
 from state.checkpoint.batch_settings import DelayPolicy
-from state.kinds import REQUEST
+from state.kinds import DUE_NOW, MESSAGE, REQUEST
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.order import in_order
 from state.shards import shards_of
@@ -72,15 +72,16 @@ def test_each_message_is_in_one_row_of_its_shard_by_its_new_due_time(
         for offset, (due, partition) in enumerate(several)
     )
     rows = moved_rows(batch_rows(every), moves)
-    # Those with an odd offset only if they are due sooner then.
+    # Those with an odd offset are due at once, at that time or sooner.
     wanted = {
         each: min(due_ms, several[each][0]) if each % 2 else due_ms
         for each, due_ms in moves.items()
         if each < len(several)
     }
     expected = {offset: wanted.get(offset, due) for offset, (due, _) in enumerate(several)}
-    assert dues_of(rows, DUE) == {each: due for each, due in expected.items() if due < CUTOFF_MS}
-    assert dues_of(rows, SEALED) == {each: due for each, due in expected.items() if due >= CUTOFF_MS}
+    is_due = {each for each, due in expected.items() if due < CUTOFF_MS} | {each for each in wanted if each % 2}
+    assert dues_of(rows, DUE) == {each: due for each, due in expected.items() if each in is_due}
+    assert dues_of(rows, SEALED) == {each: due for each, due in expected.items() if each not in is_due}
     assert Counter(row["kind"] for row in rows)[KEPT] == 2 * SHARDS
     numbers = [(row["shard"], row["segment"]) for row in rows if row["kind"] == SEALED]
     assert len(set(numbers)) == len(numbers)
@@ -119,8 +120,8 @@ def test_a_dead_letter_and_an_ask_with_the_id_of_a_moved_message_stay() -> None:
     moved = moved_rows(batch_rows(messages(rows)), {1: 400, 2: 400})
     found = [row for each in moved if each["kind"] == DUE for row in decode_chunk(each["chunk"]).to_pylist()]
     assert sorted((row["offset"], row["kind"], row["deliver_at_ms"]) for row in found) == [
-        (1, 0, 6),
-        (1, 2, 5),
+        (1, REQUEST, 5),
+        (1, DUE_NOW, 6),
         (2, 1, 7),
     ]
 
@@ -150,18 +151,26 @@ def test_messages_of_stored_chunks_are_copied_to_due_rows_of_their_shards() -> N
     chunks.append(pa.RecordBatch.from_pydict({"bucket": [0], "chunk": [encode_chunk(handed_over)]}))
     places = pa.table({"topic": ["delayline-in"] * 3, "partition": [0] * 3, "offset": [1, 2, 3], "bucket": [0, 2, 2]})
     moves = moves_of({0: 1, 1: 10, 2: 20, 3: 5})
-    for from_ms, least_ms, expected in (
-        ({}, 50_000, {1: 10, 2: 20, 3: 5}),
-        ({2: 60_000}, 50_000, {1: 10}),
-        ({2: 0}, 60_000, {2: 20, 3: 5}),
+    for from_ms, expected in (
+        ({0: 50_000, 2: 50_000}, {1: 10, 2: 20, 3: 5}),
+        ({0: 50_000, 2: 60_000}, {1: 10}),
+        ({0: 60_000, 2: 0}, {2: 20, 3: 5}),
     ):
-        moved = moving_out(moves, places, from_ms, least_ms, settings, BUCKET, CUTOFF_MS)(chunks)
+        moved = moving_out(moves, places, from_ms.__getitem__, settings, BUCKET, CUTOFF_MS)(chunks)
         rows = [row for each in moved for row in each.to_pylist()]
         assert dues_of(rows, DUE) == expected
         assert not dues_of(rows, SEALED)
     rows = [
         row
-        for each in moving_out(moves, places, {}, 0, settings, BUCKET, CUTOFF_MS)(chunks[:2])
+        for each in moving_out(moves, places, lambda _: 0, settings, BUCKET, CUTOFF_MS)(chunks[:2])
         for row in each.to_pylist()
     ]
     assert {row["shard"] for row in rows} == {0, 1}
+
+
+def test_what_is_due_at_once_is_of_a_kind_of_its_own() -> None:
+    every = messages({"offset": offset, "deliver_at_ms": 5_000} for offset in range(4))
+    rows = moved_rows(batch_rows(every), {1: 400, 2: 400})
+    tables = [decode_chunk(row["chunk"]) for row in rows if row["kind"] in (DUE, SEALED)]
+    kinds = {row["offset"]: row["kind"] for table in tables for row in table.to_pylist()}
+    assert kinds == {0: MESSAGE, 1: DUE_NOW, 2: MESSAGE, 3: MESSAGE}

@@ -182,14 +182,15 @@ def test_fillers_make_spark_pass_on_its_rows_after_the_bytes_that_it_may_collect
 def asks_for(*offsets: int) -> pa.Table:
     rows = [
         {"topic": "delayline-in", "partition": 0, "offset": offset, "ask_topic": "in", "ask_partition": 1}
-        | {"ask_offset": 100 + at}
+        | {"ask_offset": 100 + at, "delivers": False}
         for at, offset in enumerate(offsets)
     ]
     return pa.Table.from_pylist(rows, schema=ASK_SCHEMA)
 
 
-def ids_asked(*offsets: int) -> pa.Table:
-    return as_table(bitmaps_of([due_at(0).select(ID).take([0] * len(offsets)).set_column(2, "offset", [offsets])]))
+def ids_asked(*offsets: int, delivers: bool = False) -> pa.Table:
+    ids = due_at(0).select(ID).take([0] * len(offsets)).set_column(2, "offset", [offsets])
+    return as_table(bitmaps_of([ids]), delivers)
 
 
 def rows_of(frames: Iterable[pd.DataFrame], kind: str) -> list[dict[str, Any]]:
@@ -218,6 +219,18 @@ def test_a_shard_passes_on_the_requests_that_it_gets_and_keeps_no_message_that_c
     assert [row["offset"] for row in rows_of(frames, SEALED)] == [101, 102]
     assert decode_chunk(state.get[0]).column("offset").to_pylist() == [0, 103]
     assert not rows_of(frames, TAKEN_OUT)
+
+
+def test_what_shall_be_due_at_once_leaves_the_bucket_and_is_due_or_sealed_until_that_is_decided() -> None:
+    state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000, 6_000, 80)))
+    arrivals = messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in [(3, 60), (4, 7_000), (5, 7_100)])
+    # Of message 4 a cancel asks as well, and of message 0 that alone.
+    frames = frames_of(state, arrivals, ids_asked(0, 4), ids_asked(1, 3, 4, delivers=True), key=7)
+    taken_out = {row["offset"]: row["deliver_at_ms"] for row in rows_of(frames, TAKEN_OUT)}
+    assert taken_out == {0: 5_000, 1: 6_000, 3: 60, 4: 7_000}
+    assert [row["offset"] for row in rows_of(frames, DUE)] == [3, 2]
+    assert [row["offset"] for row in rows_of(frames, SEALED)] == [1, 4]
+    assert decode_chunk(state.get[0]).column("offset").to_pylist() == [5]
 
 
 def test_dead_letters_and_asks_are_not_cancelled() -> None:

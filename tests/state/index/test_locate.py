@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from conf.errors import BucketUnreadable
 from state.buckets.table_rows import STORED_SCHEMA
 from state.index import locate
-from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, METADATA, entries_of, located, locating
+from state.index.locate import ENTRY_SCHEMA, LOCATED_SCHEMA, METADATA, entries_of, located, locating, spans_of
 from state.index.message_index import index_entries
 from state.message_ids import ids_of
 from tests.messages import messages
@@ -119,3 +120,23 @@ def test_offsets_that_lie_far_apart_are_found(last: int) -> None:
         found = pa.Table.from_batches(locating(ids_of([("in-a", 0, offset)]), 100, 0)([whole]), LOCATED_SCHEMA)
         assert found.column("offset").to_pylist() == [offset] * 2
     assert not list(locating(ids_of([("in-a", 0, 8), ("in-a", 0, 7 + (1 << 21))]), 100, 0)([whole]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), min_size=1, max_size=12), st.integers(1, 5))
+def test_spans_have_all_places_and_leave_out_the_largest_gaps(several: list[tuple[int, int]], most: int) -> None:
+    rows = [{"from_ms": start, "until_ms": start + length} for start, length in several]
+    spans = spans_of(pa.Table.from_pylist(rows), most)
+    assert len(spans) <= most
+    assert all(any(first <= start and start + length <= last for first, last in spans) for start, length in several)
+    ends = [end for span in spans for end in span]
+    assert ends == sorted(ends)
+    covered = {at for start, length in several for at in range(start, start + length + 1)}
+    assert all(first in covered and last in covered for first, last in spans)
+    # Nothing that is left out is smaller than a gap within a span.
+    left_out = [after - before for (_, before), (after, _) in pairwise(spans)]
+    within = [
+        after - before
+        for first, last in spans
+        for before, after in pairwise(sorted(covered & set(range(first, last + 1))))
+    ]
+    assert len(spans) == 1 or max(within, default=1) <= min(left_out) or max(within) == 1

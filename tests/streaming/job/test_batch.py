@@ -23,6 +23,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
 from streaming.job.lanes.lane_start import start_lanes
+from streaming.job.requests.decision import Decision
 from streaming.job.watches.clock_watch import now_ms
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
@@ -118,5 +119,5 @@ def _metrics_of_a_batch(override: str) -> dict[str, Metric]:
     claims: Any = SimpleNamespace(taken_over={0: True, 1: False})
     runner._claims = claims
     span: Any = SimpleNamespace(read_by_topic={})
-    runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, 0)
+    runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, Decision())
     return {metric.name: metric for metric in counts.collect()}

@@ -9,23 +9,26 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyroaring import BitMap64
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.setting_types import DAY, HOUR, MINUTE
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
+from state.buckets.id_rows import ID_ROW_SCHEMA
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
-from state.message import decode_chunk, empty_messages
+from state.message import decode_chunk, empty_messages, encode_chunk
 from state.name_holders import HOLDER_SCHEMA
 from state.names import NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
 from streaming.checkpoint.handover import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
+from streaming.operations.moved import Moved, moved_in, with_ids, without_ids
 from streaming.operations.rebuild import ids_left, names_of
 from streaming.operations.rest import Rest
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
@@ -58,7 +61,7 @@ def rest_of(
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, previous_clock_ms=CLOCK_MS)
     last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
     handed_over = HandedOver((Progress(span, 3, last), *others))
-    return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, {}, settings, now_ms)
+    return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, {}, settings, now_ms, Moved(handed_over))
 
 
 def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
@@ -144,7 +147,7 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
     origin, ends = CheckpointOrigin("c", 1, 1), {TOPIC: {"0": 12}}
     span = BatchSpan(origin, 7, cutoff_ms - MINUTE, cutoff_ms, READ, ends, previous_clock_ms=CLOCK_MS)
     handed_over = HandedOver((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
-    rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE)
+    rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE, Moved(handed_over))
     rows = [published(0, -1), published(1, -HOUR), published(2, -3 * HOUR), published(3, HOUR)]
     assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
 
@@ -218,3 +221,118 @@ def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> Non
     ids = names_of(store, holding, origin, {}, {}, SETTINGS.keeps_names)
     assert seal_rest(store, nothing, origin, "checkpoint-rest-of-input", SETTINGS, ids) == 0
     assert cancelled_in(store)[TOPIC, 0] == [9]
+
+
+# When the lost job made messages due.
+MOVED_MS = CLOCK_MS + 1
+NOW = str(MOVED_MS)
+
+
+def _stored(*rows: tuple[int, int, str | None]) -> pa.Table:
+    """Return stored ids: an offset, the bucket, and the id of the replacement or the new due time."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "bucket": bucket, "deliver_at_ms": -1, "max_deliver_at_ms": FAR_MS, "topic": TOPIC, "partition": 0,
+                "offset": offset, "name": other and other.encode(),
+            }
+            for offset, bucket, other in rows
+        ],
+        schema=ID_ROW_SCHEMA,
+    )  # fmt: skip
+
+
+def _lost_job(last: OrderKey | None) -> HandedOver:
+    """Return what a job with one shard has handed over, whose batch 7 was cut off: up to `last`."""
+    origin = CheckpointOrigin("c", 1, 1, first_bucket=1)
+    span = BatchSpan(origin, 7, CUTOFF_MS - 500, CUTOFF_MS, {TOPIC: {"0": 5}}, READ, previous_clock_ms=CLOCK_MS - 500)
+    return HandedOver((Progress(span, 1, last),))
+
+
+def test_what_was_made_due_at_once_is_told_from_what_was_cancelled_by_its_replacement() -> None:
+    handed_over = _lost_job(None)
+    tables = [
+        _stored((1, 3, None), (2, 4, NOW), (3, 5, f"{TOPIC}/0/9")),
+        _stored((4, 8, NOW), (5, 9, NOW)),
+        _stored((6, 8, None)),
+    ]
+    cancelled, moved = moved_in(tables, handed_over)
+    assert {source: list(own) for source, own in cancelled.items()} == {(TOPIC, 0): [1, 3, 6]}
+    assert {source: list(own) for source, own in moved.ids.items()} == {(TOPIC, 0): [2, 4, 5]}
+    # Bucket 8 is that of the newest batch.
+    assert moved.perhaps_left.column("offset").to_pylist() == [4, 5]
+    every = with_ids(cancelled, moved.ids)
+    assert list(every[TOPIC, 0]) == [1, 2, 3, 4, 5, 6]
+    assert list(without_ids(every, moved.perhaps_left)[TOPIC, 0]) == [1, 2, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("last", "left_ones"),
+    [(None, [4, 5]), (OrderKey(MOVED_MS, TOPIC, 0, 3), [4, 5]), (OrderKey(MOVED_MS, TOPIC, 0, 4), [5])],
+    ids=["nothing", "before", "it"],
+)
+def test_what_was_made_due_at_once_is_left_until_the_markers_show_it(
+    last: OrderKey | None, left_ones: list[int]
+) -> None:
+    handed_over = _lost_job(last)
+    _, moved = moved_in([_stored((2, 4, NOW), (4, 8, NOW), (5, 9, NOW))], handed_over)
+    done = without_ids(moved.ids, moved.perhaps_left)
+    rest = Rest(handed_over, done, {}, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
+    rows = [published(offset, -MINUTE, ("deliver-after", HOUR)) for offset in (2, 4, 5, 6)]
+    found = left(rest, *rows)
+    # Due as the lost job has made it, while others wait.
+    assert found == dict.fromkeys(left_ones, 1) | {6: HOUR - MINUTE}
+    # The same of what was sealed.
+    stored = messages({"offset": offset, "deliver_at_ms": FAR_MS} for offset in (2, 4, 5, 6))
+    chunks = [pa.RecordBatch.from_pydict({"bucket": [3], "chunk": [encode_chunk(stored)]})]
+    again = [decode_chunk(chunk.as_py()) for batch in moved.left_in_table(1)(chunks) for chunk in batch["chunk"]]
+    assert [row["offset"] for table in again for row in table.to_pylist()] == left_ones
+    assert {row["deliver_at_ms"] for table in again for row in table.to_pylist()} == {MOVED_MS}
+    # In a later bucket it is another message, of a topic that was made anew.
+    later = [pa.RecordBatch.from_pydict({"bucket": [10], "chunk": [encode_chunk(stored)]})]
+    assert not list(moved.left_in_table(1)(later))
+
+
+def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -> None:
+    handed_over = _lost_job(OrderKey(MOVED_MS, TOPIC, 0, 4))
+    cancelled, moved = moved_in([_stored((1, 3, None), (2, 4, NOW))], handed_over)
+    asks = [
+        ("delayline-deliver-now", 2),
+        ("delayline-cancel", 2),
+        ("delayline-deliver-now", 1),
+        ("delayline-cancel", 1),
+    ]
+    asks += [("delayline-deliver-now", 3)]
+    rest = Rest(handed_over, {}, cancelled, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
+    rows = [
+        {"offset": 10 + at, "headers": headers((name, f"{TOPIC}/0/{asked}".encode())), "timestamp_ms": CLOCK_MS}
+        for at, (name, asked) in enumerate(asks)
+    ]
+    batches = rest.messages()(iter(records(rows).to_batches()))
+    chunks = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
+    answers = {row["offset"]: json.loads(row["value"]) for table in chunks for row in table.to_pylist()}
+    assert [answers[10 + at]["reason"] for at in range(5)] == [
+        "made-due",
+        "released",
+        "already-cancelled",
+        "withdrawn",
+        "checkpoint-lost",
+    ]
+
+
+def test_what_an_earlier_rebuild_has_left_waits_in_its_bucket_though_it_was_moved_before() -> None:
+    # The first bucket of the lost job is 10, and that of the rebuild before it 9.
+    origin = CheckpointOrigin("c", 2, 1, first_bucket=10, cutoff_ms=CUTOFF_MS)
+    handed_over = HandedOver((Progress(BatchSpan(origin, -1, 0, 0), 0, None),))
+    _, moved = moved_in([_stored((2, 4, NOW), (3, 11, NOW))], handed_over)
+    several = messages({"offset": offset} for offset in (1, 2, 3))
+    assert moved.are_gone(several, 9).tolist() == [False, False, True]
+    assert moved.are_gone(several, 3).tolist() == [False, True, True]
+    # None of its batches has written a marker: the message is due when the batch had made it due.
+    assert moved.left_of(
+        several.set_column(
+            several.schema.get_field_index("deliver_at_ms"),
+            several.schema.field("deliver_at_ms"),
+            pa.array([FAR_MS] * 3),
+        )
+    ).column("deliver_at_ms").to_pylist() == [FAR_MS, FAR_MS, MOVED_MS]

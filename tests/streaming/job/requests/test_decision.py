@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from state.cancel import ALWAYS, ASK_SCHEMA, WAITING
+from state.message_ids import each_of
+from streaming.job.requests import decision
 from streaming.job.requests.decision import Replacements
 from tests.messages import cancelled
 
 
 def replacements(*conditions: str) -> pa.Table:
-    rows = [("in", 0, at, "in", 0, 100 + at, condition, 5, None, 5, None) for at, condition in enumerate(conditions)]
+    rows = [
+        ("in", 0, at, "in", 0, 100 + at, condition, 5, None, 5, None, False) for at, condition in enumerate(conditions)
+    ]
     return pa.table([list(column) for column in zip(*rows, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
@@ -38,3 +43,29 @@ def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
         Replacements.of(asks.slice(0, 0), dropped, as_cancelled(), {}).refused.to_pylist()
         == as_cancelled(101).to_pylist()
     )
+
+
+def delivering(*rows: tuple[int, int, bool]) -> pa.Table:
+    """Return asks: the offset of each one's message, its own, and whether it wants the message now. No replacements."""
+    whole = [("in", 0, about, "asks", 0, own, *[None] * 5, delivers) for about, own, delivers in rows]
+    return pa.table([list(column) for column in zip(*whole, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
+
+
+def test_the_first_ask_for_a_message_decides_and_none_becomes_an_object_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decision, "asks_of", lambda _: pytest.fail("there may be 10,000 of them"))
+    asks = delivering((1, 12, False), (1, 11, True), (2, 5, True), (2, 4, False), (3, 7, True), (4, 8, False))
+    taken = as_cancelled(1, 2, 4)
+    decided = Replacements.of(asks, asks.slice(0, 0), taken, {})
+    assert each_of(decided.delivered) == {("in", 0, 1)}
+    assert not decided.accepted
+    assert not Replacements.of(delivering((4, 8, False)), asks.slice(0, 0), taken, {}).delivered
+
+
+def test_a_replacement_that_is_refused_is_not_made_due() -> None:
+    asks = pa.concat_tables([replacements(WAITING, WAITING), delivering((100, 200, True), (101, 201, True))])
+    taken = as_cancelled(1, 100, 101)
+    decided = Replacements.of(asks, asks.slice(0, 0), taken, {})
+    assert decided.accepted == {("in", 0, 101)}
+    assert each_of(decided.delivered) == {("in", 0, 101)}

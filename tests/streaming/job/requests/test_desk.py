@@ -93,7 +93,7 @@ def _due_ms(is_found: bool) -> int | None:
 
 def ask_row(asked: MessageId, own: MessageId) -> dict[str, Any]:
     """Return the row of `ASKED_SCHEMA` for an ask; what is missing is null."""
-    return dict(zip(ASKED_SCHEMA.names[:6], (*asked, *own), strict=True))
+    return dict(zip(ASKED_SCHEMA.names[:6], (*asked, *own), strict=True)) | {"delivers": False}
 
 
 def decide(

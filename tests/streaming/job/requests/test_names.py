@@ -56,7 +56,10 @@ Given = tuple[int, str, int | None]
 
 def asks_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_answer: bool = False) -> pa.Table:
     rows = [
-        (*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, name.encode(), published_ms, wants_answer)
+        (
+            *(*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, name.encode()),
+            *(published_ms, wants_answer, False),
+        )
         for offset, name, due in given
     ]
     return pa.Table.from_pylist([dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in rows], schema=ASK_SCHEMA)
@@ -82,7 +85,7 @@ def decide(
     too, and it had none of them. What decides is `desk`, or one that knows nothing but the table. `terms` are those of
     `asks_for`.
     """
-    by_id = [(*place(offset), "asks", 1, offset, *[None] * 5) for offset in (*found, *not_found)]
+    by_id = [(*place(offset), "asks", 1, offset, *[None] * 5, False) for offset in (*found, *not_found)]
     asks = [dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in by_id]
     asked = pa.concat_tables([asks_for(*given, **terms), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
     dues = {offset: due for offset, _, due in given}
@@ -165,6 +168,10 @@ class Rows(StoredIds):
 
     def __init__(self, **given: tuple[int, int, int]) -> None:
         self._given = {name.encode(): row for name, row in given.items()}
+
+    def moved_among(self, ids: Ids) -> Ids:
+        """Return none: no request has made any of them due at once."""
+        return NO_IDS
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         found = {name: self._given[name] for name in names if name in self._given and self._given[name][2] >= from_ms}

@@ -59,7 +59,7 @@ def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id:
     asks = [
         dict.fromkeys(ASKED_SCHEMA.names)
         | {"topic": settings.topics.input[0], "partition": 0, "offset": offset}
-        | {"ask_topic": "asks", "ask_partition": 0, "ask_offset": offset}
+        | {"ask_topic": "asks", "ask_partition": 0, "ask_offset": offset, "delivers": False}
         for offset in range(READ)
     ]
     frame, rows = output_of(store, asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)))

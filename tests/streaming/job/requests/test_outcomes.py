@@ -38,7 +38,7 @@ def test_what_the_batch_does_not_read_is_not_open() -> None:
 
 def test_an_outcome_is_found_for_each_ask_in_the_order_of_the_asks() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE, OTHER]), ENDS)
-    outcomes.cancel(cancelled([(*LATE, 5, 5)]))
+    outcomes.take(cancelled([(*LATE, 5, 5)]))
     assert outcome(outcomes, LATE, EARLY, LATE, OTHER) == [CANCELLED, OPEN, CANCELLED, OPEN]
     assert each_of(outcomes.open_ids(but=ids_of([OTHER]))) == {EARLY}
 
@@ -46,8 +46,8 @@ def test_an_outcome_is_found_for_each_ask_in_the_order_of_the_asks() -> None:
 def test_what_was_cancelled_before_is_no_row_of_this_batch_and_what_nobody_asked_for_may_be() -> None:
     outcomes = Outcomes(ids_of([EARLY, LATE]), ENDS)
     outcomes.set_cancelled(ids_of([EARLY]))
-    outcomes.cancel(cancelled([(*OTHER, 5, 5)]))
-    assert outcomes.cancelled.select(ID_SCHEMA.names) == table(OTHER)
+    outcomes.take(cancelled([(*OTHER, 5, 5)]))
+    assert outcomes.taken.select(ID_SCHEMA.names) == table(OTHER)
     assert outcome(outcomes, EARLY, LATE) == [CANCELLED, OPEN]
 
 

@@ -1,0 +1,57 @@
+"""Messages that the asks of a chunk want to be due at once: copies of those in waiting chunks.
+
+These chunks are encoded, and the payloads of some must be read again. Not all of them may have room at one time, so
+each is searched as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from sinks.internal_topics.position import Place
+from sinks.release.encoded_chunks import Chunk
+from state.kinds import DUE_NOW, is_message, with_kind
+from state.message_ids import NO_IDS, Ids, among
+from state.order import OrderKey, count_before
+
+
+class Copies:
+    """Copies messages of waiting chunks for the asks of one chunk: the `wanted` ones."""
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self.wanted: Ids = NO_IDS
+        # Those of each chunk from an order key on.
+        self._copied: dict[Place, tuple[OrderKey, pa.Table]] = {}
+
+    def begin(self, place: Place | None = None, wanted: Ids = NO_IDS) -> None:
+        """Copy what is `wanted` for the asks at `place` from here on; forget what was copied for others."""
+        if place != self._place:
+            self._place, self._copied = place, {}
+        self.wanted = wanted
+
+    def has(self, chunk: Chunk) -> bool:
+        """Return whether the wanted messages that wait in `chunk` are copied."""
+        return chunk.place in self._copied and self._copied[chunk.place][0] <= chunk.first
+
+    def search(self, chunk: Chunk, messages: pa.Table) -> None:
+        """Copy the wanted ones of the `messages` of `chunk`."""
+        self._copied[chunk.place] = chunk.first, wanted_of(messages, self.wanted)
+
+    def of(self, chunk: Chunk) -> pa.Table:
+        """Return the copies of what waits in `chunk`: others of it may have been opened since."""
+        _, copied = self._copied[chunk.place]
+        return copied.slice(count_before(copied, chunk.first))
+
+
+def wanted_of(messages: pa.Table, wanted: Ids) -> pa.Table:
+    """Return those of `messages` that are messages, and have one of the ids `wanted`."""
+    return messages.filter(pa.array(among(messages, wanted) & is_message(messages)))
+
+
+def due_now(messages: pa.Table, now_ms: int) -> pa.Table:
+    """Return `messages` as made due at `now_ms` (epoch ms), unless they are due sooner."""
+    dues = np.minimum(messages.column("deliver_at_ms").to_numpy(), now_ms)
+    at = messages.schema.get_field_index("deliver_at_ms")
+    return with_kind(messages.set_column(at, messages.schema.field(at), pa.array(dues, pa.int64())), DUE_NOW)

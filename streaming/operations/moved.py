@@ -1,0 +1,113 @@
+"""What a lost job has moved to another due time and handed over: whether it did, the markers show.
+
+The batch has stored the id, and the new due time, before it handed the message over (`state.buckets.cancelled`). If it
+was cut off in between, the message is left, and due at that time: an answer may have said so already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from state.buckets.cancelled import MOVED_SCHEMA, are_moved, moved_of
+from state.buckets.reseal import left_rows
+from state.buckets.table_rows import ArrowFunction
+from state.checkpoint.handed_over import HandedOver
+from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
+from state.kinds import DUE_NOW, is_message, with_kind
+from state.message import decode_chunk
+from state.message_ids import ID, among, ids_in, places_in
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The messages that batches have moved, as they are known when a checkpoint is lost.
+
+    - `handed_over`: what the lost job has handed over
+    - `ids`: all of them
+    - `own_ids`: those that batches of the lost job itself have moved
+    - `perhaps_left`: those of its newest batches, which may not be handed over (`MOVED_SCHEMA`)
+    """
+
+    handed_over: HandedOver
+    ids: OffsetBitmaps = field(default_factory=dict)
+    own_ids: OffsetBitmaps = field(default_factory=dict)
+    perhaps_left: pa.Table = field(default_factory=MOVED_SCHEMA.empty_table)
+
+    def are_gone(self, messages: pa.Table, bucket: int) -> np.ndarray:
+        """Return which of `messages`, of a chunk of `bucket`, do not wait there any more, since they were moved."""
+        # What an earlier rebuild has sealed were messages that had been moved before, among others.
+        is_older = bucket < self.handed_over.origin.overdue_bucket
+        return in_bitmaps(messages, self.ids if is_older else self.own_ids)
+
+    def left_of(self, messages: pa.Table) -> pa.Table:
+        """Return `messages`, accepted again, without those that are moved and handed over; the others at their time."""
+        named = among(messages, ids_in(self.perhaps_left))
+        if not named.any():
+            return messages
+        named &= is_message(messages)
+        own = self._left(messages.filter(pa.array(named)), self.perhaps_left)
+        return pa.concat_tables([messages.filter(pa.array(~named)), own]).combine_chunks()
+
+    def left_in_table(self, shards: int) -> ArrowFunction:
+        """Return the `mapInArrow` function that gives what is left of stored chunks (`reseal.LEFT_SCHEMA`).
+
+        The input has the columns bucket and chunk.
+        """
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
+                    messages = decode_chunk(chunk.as_py())
+                    # In a later bucket the id is another message's, of an input topic that was made anew.
+                    moved = self.perhaps_left.filter(pc.field("bucket") >= bucket)
+                    waits = among(messages, ids_in(moved)) & is_message(messages)
+                    waits &= ~self.handed_over.of_bucket(messages, bucket)
+                    if waits.any():
+                        yield from left_rows(self._left(messages.filter(pa.array(waits)), moved), shards)
+
+        return run
+
+    def _left(self, messages: pa.Table, moved: pa.Table) -> pa.Table:
+        """Return those of `messages`, all of them `moved`, that are left, at their new due times."""
+        own = moved.take(pa.array(places_in(moved, messages)))
+        dues = np.minimum(*(each.column("deliver_at_ms").to_numpy() for each in (messages, own)))
+        at = messages.schema.get_field_index("deliver_at_ms")
+        messages = messages.set_column(at, messages.schema.field(at), pa.array(dues, pa.int64()))
+        messages = with_kind(messages, DUE_NOW)
+        return messages.filter(pa.array(~self.handed_over.of_moved(messages, own.column("bucket").to_numpy())))
+
+
+def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[OffsetBitmaps, Moved]:
+    """Return which ids are cancelled in stored rows (`state.buckets.id_rows.ID_ROW_SCHEMA`), and which moved."""
+    several: list[pa.Table] = [MOVED_SCHEMA.empty_table()]
+
+    def cancelled() -> Iterator[pa.Table]:
+        for table in tables:
+            is_moved = are_moved(table)
+            if is_moved.any():
+                several.append(moved_of(table.filter(pa.array(is_moved))))
+            yield table.filter(pa.array(~is_moved))
+
+    bitmaps = bitmaps_of(cancelled())
+    every = pa.concat_tables(several)
+    own = every.filter(pc.field("bucket") >= handed_over.origin.overdue_bucket)
+    perhaps_left = every.filter(pc.field("bucket") >= handed_over.newest.bucket)
+    return bitmaps, Moved(handed_over, bitmaps_of([every]), bitmaps_of([own]), perhaps_left)
+
+
+def with_ids(one: OffsetBitmaps, other: OffsetBitmaps) -> OffsetBitmaps:
+    """Return the ids in either of them."""
+    none = BitMap64()
+    return {source: one.get(source, none) | other.get(source, none) for source in one.keys() | other.keys()}
+
+
+def without_ids(ids: OffsetBitmaps, messages: pa.Table) -> OffsetBitmaps:
+    """Return `ids` but for those of `messages`, a table with the columns `ID`."""
+    none, left_out = BitMap64(), bitmaps_of([messages.select(ID)])
+    return {source: own - left_out.get(source, none) for source, own in ids.items()}

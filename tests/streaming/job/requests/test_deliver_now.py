@@ -1,0 +1,135 @@
+"""Requests that messages be due at once, which wait in a real table of sealed buckets: what is decided and moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
+from state.buckets.cancelled import cancelled_rows
+from state.buckets.operator import ASKED, DUE, SHARD_OUTPUT_SCHEMA
+from state.cancel import ASK_SCHEMA, Successor
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
+from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW
+from state.message import decode_chunk, encode_chunk
+from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.moved_rows import check_moved, with_moves
+from streaming.job.requests.recalled import RecalledMessages
+from streaming.job.requests.search import driver_rows
+from tests.messages import cancelled, some_batch_settings
+from tests.streaming.sealed import seal_messages
+
+BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
+TOPIC, CLOCK_MS, PREVIOUS_MS, CUTOFF_MS = "delayline-in", 400, 1_000, 1_500
+# The bucket of what a rebuild has sealed, and that of the first batch.
+OVERDUE, FIRST = 4, 5
+
+
+@pytest.fixture(autouse=True)
+def nothing_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecalledMessages, "known_from", {(TOPIC, 0): 0})
+    monkeypatch.setattr(RecalledMessages, "read", lambda *_: None)
+    monkeypatch.setattr(RecalledMessages, "among", lambda *_: {})
+
+
+def span(batch_id: int, previous_ms: int = PREVIOUS_MS) -> BatchSpan:
+    origin = CheckpointOrigin("c", 2, 2, first_bucket=FIRST, cutoff_ms=PREVIOUS_MS)
+    ends = {TOPIC: {"0": 60}}
+    return BatchSpan(origin, batch_id, previous_ms, CUTOFF_MS, ends, ends)
+
+
+def seal(store: BucketTable, number: int, *rows: tuple[int, int] | tuple[int, int, int]) -> None:
+    """Seal messages as bucket `number`: the offset, the due time, and the kind of each."""
+    keys = ("offset", "deliver_at_ms", "kind")
+    seal_messages(store, number, [dict(zip(keys, row, strict=False)) for row in rows], BATCH_SETTINGS)
+
+
+def store_ids(store: BucketTable, number: int, offset: int, due_ms: int, successor: Successor | None = None) -> None:
+    """Store that the batch of bucket `number` has cancelled a message; or moved it, if it has a new due time."""
+    table = cancelled([(TOPIC, 0, offset, due_ms, due_ms)])
+    rows = cancelled_rows(table, number, {} if successor is None else {(TOPIC, 0, offset): successor})
+    store.append(store.spark.createDataFrame(rows), "checkpoint", number)
+
+
+def decide(
+    store: BucketTable, batch_id: int, delivers: Sequence[int], cancels: Sequence[int] = ()
+) -> tuple[dict[int, str], list[tuple[int, int, int]]]:
+    """Return the reason for each offset, and offset, due time and kind of what becomes due. Cancels come last."""
+    asks = [
+        dict(zip(ASK_SCHEMA.names[:6], (TOPIC, 0, offset, "asks", 1, at), strict=True))
+        | {"delivers": at < len(delivers)}
+        for at, offset in enumerate([*delivers, *cancels])
+    ]
+    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0)
+    row = {"kind": ASKED, "part": "", "by_topic": "{}", "accepted": "{}", "topic": "",
+           "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASK_SCHEMA))}  # fmt: skip
+    frame = store.spark.createDataFrame([empty | row], from_arrow_schema(SHARD_OUTPUT_SCHEMA))
+    desk = RequestDesk(store, Settings())
+    of, before = span(batch_id), driver_rows(frame)
+    decision = desk.decide(frame, before, of, CLOCK_MS)
+    moved: list[tuple[int, int, int]] = []
+    if decision.moves.num_rows:
+        stored = desk.places_of(decision.moves)
+        after = with_moves(frame, store, stored, decision.moves, of, BATCH_SETTINGS)
+        check_moved(before, driver_rows(after), stored)
+        chunks = [decode_chunk(bytes(each["chunk"])) for each in after.collect() if each["kind"] == DUE]
+        moved = [
+            (each["offset"], each["deliver_at_ms"], each["kind"]) for chunk in chunks for each in chunk.to_pylist()
+        ]
+    desk.close()
+    answers: dict[int, str] = {}
+    for answer in decision.answers.to_pylist():
+        content: dict[str, Any] = json.loads(answer["value"]) if answer["kind"] == ANSWER else {"reason": "undecided"}
+        answers[[*delivers, *cancels][answer["offset"]]] = content["reason"]
+    return answers, sorted(moved)
+
+
+def test_what_a_rebuild_has_sealed_comes_out_now_but_no_dead_letter_or_answer_of_the_same_id(
+    store: BucketTable,
+) -> None:
+    # A replacement, and the answer to its request, have one id.
+    seal(store, OVERDUE, (1, 300, DEAD_LETTER), (2, 500), (2, 510, ANSWER), (3, 600), (4, 90_000), (5, 700, ANSWER))
+    answers, moved = decide(store, 0, [1, 2, 3, 4, 5])
+    assert answers == {1: "undecided", 2: "made-due", 3: "made-due", 4: "made-due", 5: "undecided"}
+    assert moved == [(2, 401, DUE_NOW), (3, 401, DUE_NOW), (4, 401, DUE_NOW)]
+
+
+def test_what_a_lost_batch_has_made_due_comes_out_with_the_first_batch_whoever_asks_again(store: BucketTable) -> None:
+    seal(store, 2, (1, 90_000), (2, 90_000))
+    store_ids(store, 3, 1, 90_000, CLOCK_MS - 100)
+    seal(store, OVERDUE, (1, CLOCK_MS - 100))
+    assert decide(store, 0, [2], cancels=[1]) == ({1: "released", 2: "made-due"}, [(2, 401, DUE_NOW)])
+    assert decide(store, 0, [1]) == ({1: "made-due"}, [])
+    # It is handed over by then.
+    assert decide(store, 1, [1]) == ({1: "made-due"}, [])
+    assert decide(store, 1, [], cancels=[1]) == ({1: "released"}, [])
+
+
+def test_of_a_topic_that_was_made_anew_the_message_that_waits_comes_out_and_the_batch_goes_on(
+    store: BucketTable,
+) -> None:
+    seal(store, 5, (1, 5_000), (2, 6_000))
+    store_ids(store, 6, 1, 5_000)
+    seal(store, 7, (1, 7_000), (3, 8_000), (3, 9_000))
+    answers, moved = decide(store, 9, [1, 3])
+    assert answers == {1: "made-due", 3: "made-due"}
+    # Two that wait have one id: both are asked for.
+    assert moved == [(1, 401, DUE_NOW), (3, 401, DUE_NOW), (3, 401, DUE_NOW)]
+
+
+def test_no_chunk_is_read_between_those_that_have_the_messages(store: BucketTable) -> None:
+    seal(store, 5, *((at, 5_000 + 1_000 * at) for at in range(20)))
+    version = store.version()
+    places = store.locate({(TOPIC, 0): pa.array([1, 17]).to_numpy()}, 9, 0, version)
+    chunks = store.chunks_at(places, version).collect()
+    assert sorted(row["deliver_at_ms"] for row in chunks) == [5_000, 21_000]
+    # All other chunks have none of them.
+    offsets = [decode_chunk(bytes(row["chunk"])).column("offset").to_pylist() for row in chunks]
+    assert sorted(offsets) == [[0, 1, 2, 3], [16, 17, 18, 19]]
