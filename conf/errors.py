@@ -355,6 +355,12 @@ class BadCancel(Rejected):
     code = "bad-cancel"
 
 
+class BadDeliverNow(Rejected):
+    """The delayline-deliver-now header is repeated, is not a message id, or is next to another request header."""
+
+    code = "bad-deliver-now"
+
+
 class BadReplaces(Rejected):
     """The delayline-replaces header is repeated, or is not a message id; or delayline-if is not a condition."""
 

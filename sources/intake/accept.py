@@ -27,7 +27,7 @@ from sources.intake.presets import Preset, presets_named
 from sources.intake.replacements import check_replacements, with_replacements
 from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_marks, with_stubs
-from state.cancel import ASK_SCHEMA, CANCEL_HEADER
+from state.cancel import ASK_SCHEMA, CANCEL_HEADER, DELIVER_NOW_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.kinds import DEAD_LETTER, MESSAGE, REQUEST, requests_in
 from state.message import HEADERS, MESSAGE_SCHEMA
@@ -65,11 +65,16 @@ def accept(
 
 
 class Kind(Enum):
-    """What records are: messages, asks for a cancel by id, or asks for a cancel by name."""
+    """What records are: messages, asks by id for a cancel or for delivery at once, or asks for a cancel by name."""
 
     MESSAGES = 0
-    ASKS = 1
-    ASKS_BY_NAME = 2
+    CANCELS = 1
+    CANCELS_BY_NAME = 2
+    DELIVERIES = 3
+
+
+# By the header that asks, the last one counts: a record that has several is refused.
+_BY_ID = {DELIVER_NOW_HEADER: Kind.DELIVERIES, CANCEL_HEADER: Kind.CANCELS}
 
 
 def divided(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, pa.Table, Kind]]:
@@ -87,15 +92,16 @@ def divided(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
         own = np.flatnonzero(np.asarray(pc.equal(topics, topic)))
         if len(own):
             of_topic = records.take(pa.array(own))
-            kinds[own[cancels_by_key(of_topic, presets_named(names), batch_settings)]] = Kind.ASKS_BY_NAME.value
-    kinds[has_header(records, CANCEL_NAME_HEADER)] = Kind.ASKS_BY_NAME.value
-    kinds[has_header(records, CANCEL_HEADER)] = Kind.ASKS.value
-    groups = [(np.flatnonzero(kinds == Kind.ASKS.value), Kind.ASKS)]
+            kinds[own[cancels_by_key(of_topic, presets_named(names), batch_settings)]] = Kind.CANCELS_BY_NAME.value
+    kinds[has_header(records, CANCEL_NAME_HEADER)] = Kind.CANCELS_BY_NAME.value
+    for name, kind in _BY_ID.items():
+        kinds[has_header(records, name)] = kind.value
+    groups = [(np.flatnonzero(kinds == kind.value), kind) for kind in _BY_ID.values()]
     apart = batch_settings.presets or batch_settings.policies
-    for kind in (Kind.MESSAGES, Kind.ASKS_BY_NAME):
+    for kind in (Kind.MESSAGES, Kind.CANCELS_BY_NAME):
         rows = np.flatnonzero(kinds == kind.value)
         # A name is one of its topic.
-        if len(rows) and (apart or kind is Kind.ASKS_BY_NAME):
+        if len(rows) and (apart or kind is Kind.CANCELS_BY_NAME):
             own_topics = topics.take(pa.array(rows))
             groups += [(rows[np.asarray(pc.equal(own_topics, topic))], kind) for topic in own_topics.unique()]
         else:
@@ -131,8 +137,9 @@ def accept_group(
         # Whatever else its headers ask for: it is answered at once.
         deliver_at = at_once.copy()
         names, which = [batch_settings.results], np.zeros(len(timestamps), dtype=np.int64)
-        if kind is Kind.ASKS:
-            asked = asked_keys(headers, len(timestamps), rejections)
+        if kind is not Kind.CANCELS_BY_NAME:
+            header = CANCEL_HEADER if kind is Kind.CANCELS else DELIVER_NOW_HEADER
+            asked = asked_keys(headers, header, len(timestamps), rejections)
         else:
             by_key = cancels_by_key(records, presets, batch_settings) & ~has_header(records, CANCEL_NAME_HEADER)
             has_names = policy.names != OFF or any(preset.named for preset in presets)

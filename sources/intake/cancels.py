@@ -1,4 +1,4 @@
-"""Accepting asks for a cancel: records with the header `state.cancel.CANCEL_HEADER`."""
+"""Accepting asks by an id: records with the header `state.cancel.CANCEL_HEADER`, or `DELIVER_NOW_HEADER`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadCancel, Rejected
+from conf.errors import BadCancel, BadDeliverNow, Rejected
 from sources.intake.header_columns import Headers, Rejections, only
-from state.cancel import CANCEL_HEADER, REPLACES_HEADER
+from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, REPLACES_HEADER
 from state.header_values import header_text
 from state.message_ids import id_text, parse_id
 from state.names import CANCEL_NAME_HEADER, NAME_HEADER
 
 # Short enough to be numbers that Kafka can have.
 _PLAIN_ID = r"^[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})$"
+
+# What a record is refused with that asks wrongly, by the header that asks.
+_ERRORS: dict[str, type[Rejected]] = {CANCEL_HEADER: BadCancel, DELIVER_NOW_HEADER: BadDeliverNow}
 
 
 def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
@@ -30,12 +33,19 @@ def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
     return has_it
 
 
-def asked_keys(headers: Headers, count: int, rejections: Rejections) -> pa.Array:
-    """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none."""
-    for name in (REPLACES_HEADER, NAME_HEADER, CANCEL_NAME_HEADER):
-        both, _ = headers.named(name)
-        rejections.reject(both, BadCancel(f"a record with {CANCEL_HEADER} is not a message and must not have {name}"))
-    return ids_named(headers, CANCEL_HEADER, BadCancel, count, rejections)
+def asked_keys(headers: Headers, name: str, count: int, rejections: Rejections) -> pa.Array:
+    """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none.
+
+    `name` is the header that asks.
+    """
+    error = _ERRORS[name]
+    # In an order that a replay has too: of several objections the first counts.
+    for other in (*_ERRORS, REPLACES_HEADER, NAME_HEADER, CANCEL_NAME_HEADER):
+        if other == name:
+            continue
+        both, _ = headers.named(other)
+        rejections.reject(both, error(f"a record with {name} is not a message and must not have {other}"))
+    return ids_named(headers, name, error, count, rejections)
 
 
 def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:

@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 from conf.errors import HeaderCase, quoted
 from sources.intake.header_columns import Headers, Mask, Rejections, only, parse_distinct
 from sources.intake.presets import Preset
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, NAME_HEADER
 
-# The headers of cancels, replacements and names.
+# The headers of requests and names.
 REQUEST_HEADERS = (
-    CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER, CANCEL_NAME_HEADER, ANSWER_HEADER,
+    CANCEL_HEADER, DELIVER_NOW_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER,
+    CANCEL_NAME_HEADER, ANSWER_HEADER,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header
 from sources.intake.header_columns import Headers, Rejections, one_array, only
 from sources.intake.presets import name_messages
-from state.cancel import ALWAYS, REPLACES_HEADER, ask_table
+from state.cancel import ALWAYS, DELIVER_NOW_HEADER, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
 from state.kinds import is_message
@@ -84,10 +84,13 @@ def names_to_cancel(
 
 
 def asks_in(requests: pa.Table, names: pa.Array) -> pa.Table:
-    """Return what `requests` for a cancel ask for (`ASK_SCHEMA`). Those that ask by a name have one of `names`."""
+    """Return what `requests` ask for (`ASK_SCHEMA`). Those that ask by a name are cancels, and have one of `names`."""
     by_name = pc.is_valid(names)
     by_id, own = requests.filter(pc.invert(by_name)), requests.filter(by_name)
-    return pa.concat_tables([ask_table(by_id), ask_table(own, _hashes(own.column("topic"), names.filter(by_name)))])
+    delivers = has_header(by_id, DELIVER_NOW_HEADER)
+    return pa.concat_tables(
+        [ask_table(by_id, delivers=delivers), ask_table(own, _hashes(own.column("topic"), names.filter(by_name)))]
+    )
 
 
 def with_names(accepted: Accepted, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> Accepted:

@@ -120,6 +120,7 @@ def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
         errors.TopicClosed,
         errors.BadSchedule,
         errors.BadCancel,
+        errors.BadDeliverNow,
         errors.BadName,
         errors.BadReplaces,
         errors.BadExpiry,

@@ -67,6 +67,46 @@ def test_an_ask_that_names_no_message_is_a_dead_letter(bad: dict[str, Any]) -> N
     assert [each["kind"] for each in (message, good)] == [DEAD_LETTER, REQUEST]
 
 
+def deliver(text: bytes | None, *more: tuple[str, bytes | None]) -> dict[str, Any]:
+    return {"headers": headers(("delayline-deliver-now", text), *more)}
+
+
+def test_an_ask_that_a_message_be_due_at_once_is_told_from_a_cancel() -> None:
+    trace, after = ("trace", b"7"), ("deliver-after", b"1h")
+    table = records(
+        {"timestamp_ms": CLOCK_MS, "offset": at, **row}
+        for at, row in enumerate([deliver(b" in/1/0042 ", trace, after), ask(b"in/1/42"), {"headers": None}])
+    )
+    found = accept(table, BATCH_SETTINGS, CLOCK_MS)
+    rows = found.messages.to_pylist()
+    assert [(row["kind"], row["output_topic"], row["key"], row["deliver_at_ms"]) for row in rows[:2]] == [
+        (REQUEST, RESULTS, b"in/1/42", CLOCK_MS)
+    ] * 2
+    assert rows[0]["headers"][1] == {"key": "trace", "value": b"7"}
+    assert sorted((each.id[2], each.asked, each.delivers) for each in asks_of(found.asks)) == [
+        (0, ("in", 1, 42), True),
+        (1, ("in", 1, 42), False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [(deliver(b"in/0"), "bad-deliver-now"), (deliver(None), "bad-deliver-now"), (deliver(b"in/0/x"), "bad-deliver-now"),
+     (deliver(b"in/0/1", ("delayline-deliver-now", b"in/0/1")), "bad-deliver-now"),
+     (deliver(b"in/0/1", ("delayline-replaces", b"in/0/1")), "bad-deliver-now"),
+     (deliver(b"in/0/1", ("delayline-name", b"a")), "bad-deliver-now"),
+     (deliver(b"in/0/1", ("delayline-cancel-name", b"a")), "bad-deliver-now"),
+     (deliver(b"in/0/1", ("delayline-cancel", b"in/0/1")), "bad-cancel"),
+     ({"headers": headers(("Delayline-Deliver-Now", b"in/0/1"))}, "header-case")],
+    ids=["short", "null", "no number", "two", "replaces", "named", "by name", "cancels", "case"],
+)  # fmt: skip
+def test_an_ask_that_names_no_message_to_be_due_at_once_is_a_dead_letter(bad: dict[str, Any], code: str) -> None:
+    message, good = accepted({**bad, "key": b"k", "value": b"v"}, deliver(b"in/0/1"))
+    assert (message["error_code"], message["output_topic"]) == (code, "delayline-dead-letter")
+    assert (message["key"], message["value"]) == (b"k", b"v")
+    assert [each["kind"] for each in (message, good)] == [DEAD_LETTER, REQUEST]
+
+
 def test_ids_are_read_in_each_form_and_kept_in_one() -> None:
     given = [
         b"in/1/42",

@@ -8,18 +8,21 @@ from typing import NamedTuple
 
 from state.cancel import MessageId
 
+DUE_NOW, TOO_LATE = ("due-now", "made-due"), ("too-late", "released")
+
 
 class Record(NamedTuple):
     """A record of an input topic.
 
     - `due_ms`: when its message is due; None for a cancel. Epoch ms
     - `is_bad`: whether it goes to the dead-letter topic
-    - `asked`: the message that it cancels or replaces by its id
+    - `asked`: the message that it cancels or replaces by its id, or wants to be due at once
     - `condition`: of what replaces another by its id: "waiting" or "always"
     - `name`: of the message; or the one whose message it cancels
     - `keeps`: whether its input topic keeps the first message of a name, and does not replace it
     - `published_ms`: when it was published. Epoch ms
     - `wants_answer`: whether a message with a name asks for an answer
+    - `delivers`: whether it wants a message to be due at once
     """
 
     id: MessageId
@@ -31,6 +34,7 @@ class Record(NamedTuple):
     keeps: bool = False
     published_ms: int = 0
     wants_answer: bool = False
+    delivers: bool = False
 
     @property
     def asks(self) -> bool:
@@ -63,7 +67,7 @@ class Model:
     """All messages, each in one place, and what the names stand for.
 
     `waiting` and `handed_over` have due times, epoch ms. `recalled` are those of the cancelled that release processes
-    have taken back.
+    have taken back, and `delivered` those that a batch has made due at once.
     """
 
     waiting: dict[MessageId, int] = field(default_factory=dict)
@@ -71,6 +75,7 @@ class Model:
     out: set[MessageId] = field(default_factory=set)
     cancelled: set[MessageId] = field(default_factory=set)
     recalled: set[MessageId] = field(default_factory=set)
+    delivered: set[MessageId] = field(default_factory=set)
     names: dict[str, Holder] = field(default_factory=dict)
 
     def release(self, now_ms: int) -> None:
@@ -93,20 +98,25 @@ class Model:
         messages = {record.id: record for record in in_order if record.due_ms is not None and not record.is_bad}
         self.waiting |= {each: record.due_ms or 0 for each, record in messages.items()}
         asked, dropped = self._asked(in_order, clock_ms, previous_ms)
-        # All of them at once: the first ask for each has cancelled it.
+        # All of them at once: the first ask for each has cancelled it, or made it due.
         first: dict[MessageId, MessageId] = {}
         for ask, about in asked.items():
             if about in self.waiting:
                 first.setdefault(about, ask)
-        waited = set(self.waiting)
-        for about in first:
+        waited = dict(self.waiting)
+        delivering = {record.id for record in in_order if record.delivers}
+        for about, ask in first.items():
             del self.waiting[about]
-            self.cancelled.add(about)
+            (self.delivered if ask in delivering else self.cancelled).add(about)
         accepted = self._accepted(messages, first, dropped)
         for each, record in messages.items():
             if each in dropped or (record.condition is not None and each not in accepted):
                 self.waiting.pop(each, None)
+                self.delivered.discard(each)
                 self.cancelled.add(each)
+        self.handed_over |= {
+            about: min(waited[about], clock_ms + 1, cutoff_ms - 1) for about in first if about in self.delivered
+        }
         # What release processes take back for this batch, they do after it has decided.
         known = frozenset(self.cancelled)
         answers = {
@@ -114,19 +124,24 @@ class Model:
             for each, holder in dropped.items()
             if messages[each].wants_answer
         }
+        sent: set[MessageId] = set()
         for ask, about in asked.items():
-            own = messages.get(ask)
-            is_gone = about in read and about not in waited and about not in known
+            own, delivers = messages.get(ask), ask in delivering
+            is_gone = about in read and about not in waited and about not in known and about not in self.delivered
             if own is not None and own.condition is None and not own.wants_answer:
                 if is_gone:
-                    answers[ask] = Answer(about, *self._recall(about))
+                    answers[ask] = Answer(about, *self._recall(about, sent, delivers))
                 continue
             is_accepted = None if own is None else ask in accepted
             if about in known:
-                reason = "already-cancelled" if is_accepted is False else "withdrawn"
+                reason = "already-cancelled" if delivers or is_accepted is False else "withdrawn"
                 answers[ask] = Answer(about, "cancelled", reason, is_accepted)
+            elif about in self.delivered and is_accepted is not False:
+                answers[ask] = Answer(about, *(DUE_NOW if delivers else TOO_LATE), is_accepted)
+            elif about in self.delivered:
+                answers[ask] = Answer(about, "unknown", "handed-over", is_accepted)
             elif is_gone and (own is None or own.condition != "waiting"):
-                answers[ask] = Answer(about, *self._recall(about), is_accepted)
+                answers[ask] = Answer(about, *self._recall(about, sent, delivers), is_accepted)
             else:
                 answers[ask] = Answer(about, "unknown", self._why_unknown(about, is_gone), is_accepted)
         for each, due_ms in list(self.waiting.items()):
@@ -143,7 +158,10 @@ class Model:
         """
         asked: dict[MessageId, MessageId | None] = {}
         dropped: dict[MessageId, MessageId] = {}
-        names = {name: each for name, each in self.names.items() if each.due_ms >= min(clock_ms, previous_ms)}
+        free_ms = min(clock_ms, previous_ms)
+        names = {
+            name: each for name, each in self.names.items() if each.due_ms >= free_ms and each.id not in self.delivered
+        }
         self.names = names
         own = {record.id for record in in_order}
         by_id = {record.asked for record in in_order if record.asks and record.name is None}
@@ -200,10 +218,19 @@ class Model:
             return "handed-over"
         return "no-input-topic" if about[0] == "other" else "not-read"
 
-    def _recall(self, about: MessageId | None) -> tuple[str, str]:
-        """Return what the release processes answer to an ask for a message that does not wait."""
+    def _recall(self, about: MessageId | None, sent: set[MessageId], delivers: bool) -> tuple[str, str]:
+        """Return what the release processes answer to an ask for a message that does not wait.
+
+        `sent` are those that they have released at once for this batch.
+        """
         if about in self.handed_over:
             del self.handed_over[about]
-            self.cancelled.add(about)
-            self.recalled.add(about)
-        return ("cancelled", "recalled") if about in self.recalled else ("too-late", "released")
+            if delivers:
+                self.out.add(about)
+                sent.add(about)
+            else:
+                self.cancelled.add(about)
+                self.recalled.add(about)
+        if about in self.recalled:
+            return "cancelled", "already-cancelled" if delivers else "recalled"
+        return DUE_NOW if delivers and about in sent else TOO_LATE

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from state.buckets.parts import IdRows, chunks_of, is_metadata
+from state.buckets.parts import IdRows, chunks_of, is_metadata, part_of
 from state.buckets.table_rows import STORED_SCHEMA
 from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
 from tests.messages import ids_of_rows
@@ -41,6 +41,10 @@ class Rows:
     def drop(self, column: str) -> Rows:
         """Return all other columns."""
         return Rows(self.table.drop_columns([column]))
+
+    def union(self, other: Rows) -> Rows:
+        """Return these rows and `other` ones."""
+        return Rows(pa.concat_tables([self.table, other.table]))
 
     def collect(self) -> list[dict[str, Any]]:
         """Return the rows."""
@@ -105,14 +109,11 @@ class MemoryTable:
         rows = self._in_partitions(lambda part: part in chosen).select(METADATA)
         yield pa.Table.from_batches(entries_of(rows.combine_chunks().to_batches()), ENTRY_SCHEMA)
 
-    def chunks(
-        self, start_ms: int, end_ms: int, parts: Iterable[str], buckets: Iterable[int] | None, version: int
-    ) -> Rows:
-        """As of `BucketTable`."""
-        chosen = set(map(chunks_of, parts))
-        rows = self._in_partitions(lambda part: part in chosen)
-        in_time = (pc.field("deliver_at_ms") < end_ms) & (pc.field("max_deliver_at_ms") >= start_ms)
-        return Rows(rows.filter(in_time & pc.field("bucket").isin(list(buckets or ()))))
+    def chunks_at(self, places: pa.Table, version: int) -> Rows:
+        """As of `BucketTable`, but with all chunks of the buckets."""
+        buckets = places.column("bucket").unique().to_pylist()
+        chosen = set(map(chunks_of, map(part_of, places.column("part").unique().to_pylist())))
+        return Rows(self._in_partitions(lambda part: part in chosen).filter(pc.field("bucket").isin(buckets)))
 
     def _ids(self, kind: IdRows) -> pa.Table:
         return ids_of_rows(self._in_partitions(lambda part: kind.bucket_of(part) is not None))

@@ -30,7 +30,7 @@ from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
 from sources.intake.request_grouping import RequestGrouping
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
-from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, update_shard
+from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows, update_shard
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.cancel import MessageId, Undecided, answered, without_cancelled
@@ -46,6 +46,7 @@ from state.reasons import Reason
 from state.shards import by_shard
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
+from streaming.job.requests.moved_rows import check_moved, with_moves
 from streaming.job.requests.recalled import RecalledMessages
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 from tests.streaming.job.requests.cancel_model import Answer, Model, Record
@@ -55,6 +56,8 @@ TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
 # Of the messages of one name, the first stays.
 KEEPING = "delayline-keeping"
 HORIZON_MS = 1_000
+# In place of a reason, until the release processes have answered.
+DELIVERS = "delivers"
 # Small buckets and segments, so that most of what waits is sealed.
 BATCH_SETTINGS = some_batch_settings(
     bucket_max_messages=2,
@@ -84,8 +87,9 @@ class Step(NamedTuple):
 
 _KINDS = [
     "message", "message", "bad", "cancel", "waiting", "always", "named", "named", "named asks", "cancel-name",
-    "keep", "keep", "keep asks", "keep late", "keep cancel-name",
+    "keep", "keep", "keep asks", "keep late", "keep cancel-name", "deliver", "deliver", "deliver",
 ]  # fmt: skip
+_ENDS = ["", "", "killed before it is stored", "killed after it is stored", "started again", "rescaled"]
 _LATE_MS = 800
 _RECORDS = st.tuples(
     st.sampled_from(_KINDS),
@@ -100,7 +104,9 @@ _STEPS = st.lists(
         st.sampled_from([0, 300, 1_000, 5_000]),
         st.lists(_RECORDS, max_size=7),
         st.booleans(),
-        st.sampled_from(["", "", "killed before it is stored", "killed after it is stored", "started again"]),
+        st.sampled_from(
+            ["", "", "killed before it is stored", "killed after it is stored", "started again", "rescaled"]
+        ),
     ),
     min_size=2,
     max_size=7,
@@ -134,6 +140,49 @@ _KEEPING = [
     ),
     Step(0, [("keep", 0, 4_000, 0, "b"), ("waiting", 0, 4_000, 0, "b"), ("keep", 0, 0, 0, "a")], False, ""),
     Step(5_000, [("keep", 0, 0, 0, "b"), ("keep late", 0, 0, 0, "b")], False, ""),
+]
+# What waits in a bucket, in the table, in an overflow group, under a name, and is handed over, is made due at once; and
+# is asked for again, in the same batch and in the next one.
+_DELIVERED = [
+    Step(
+        0,
+        [("message", 0, 60_000, 0, "a")] * 6 + [("named", 1, 60_000, 0, "a"), ("message", 0, 1_500, 0, "a")],
+        False,
+        "",
+    ),
+    Step(
+        300,
+        [("deliver", 0, 0, 3, "a"), ("cancel", 0, 0, 3, "a"), ("deliver", 1, 0, 3, "a"), ("deliver", 0, 0, 5, "a")],
+        False,
+        "killed after it is stored",
+    ),
+    Step(300, [("message", 0, 60_000, 0, "a")] * 3 + [("deliver", 0, 0, 0, "a"), ("deliver", 0, 0, 2, "a")], True, ""),
+    Step(
+        300, [("deliver", 1, 0, 4, "a"), ("deliver", 1, 0, 1, "a"), ("named", 1, 4_000, 0, "a")], True, "started again"
+    ),
+    Step(300, [("cancel-name", 1, 0, 0, "a"), ("cancel", 1, 0, 2, "a"), ("waiting", 1, 4_000, 3, "a")], False, ""),
+    Step(2_000, [("deliver", 1, 0, 0, "a"), ("waiting", 1, 4_000, 0, "a"), ("deliver", 1, 0, 0, "a")], False, ""),
+]
+# The same of what keeps its name, of what another checkpoint has left, in a replay of its first batch, of dead letters,
+# of what is recalled, and of what is replaced or cancelled in the same batch.
+_DELIVERED_LATER = [
+    Step(
+        0,
+        [("keep", 0, 60_000, 0, "a"), *[("message", 0, 60_000, 0, "")] * 2, ("bad", 0, 0, 0, "")],
+        False,
+        "rescaled",
+    ),
+    Step(
+        300,
+        [*(("deliver", 0, 0, back, "") for back in (3, 1)), ("cancel", 0, 0, 2, ""), ("keep asks", 0, 1_500, 0, "a")],
+        False,
+        "killed after it is stored",
+    ),
+    Step(300, [*(("deliver", 0, 0, back, "") for back in (4, 0)), ("keep asks", 0, 4_000, 0, "a")], False, "rescaled"),
+    Step(300, [("waiting", 0, 60_000, 0, ""), *(("deliver", 1, 0, back, "") for back in (0, 1))], True, ""),
+    Step(300, [("always", 0, 60_000, 1, ""), ("deliver", 0, 0, 0, ""), ("cancel", 1, 0, 0, "")], False, "rescaled"),
+    Step(300, [("waiting", 0, 60_000, 2, ""), *(("deliver", 0, 0, back, "") for back in (0, 1, 9))], False, ""),
+    Step(5_000, [("deliver", 0, 0, 0, ""), ("cancel", 0, 0, 1, ""), ("named", 0, 4_000, 0, "b")], False, "rescaled"),
 ]
 
 
@@ -191,16 +240,43 @@ class Service:
         """Run a batch, perhaps twice, and return what is answered."""
         output, self.buckets = self._state_stage(span, clock_ms, arrivals, step.overflows)
         decision = self._decide(output, span, clock_ms)
+        moved = self._moved(output, decision, span)
         if step.then == "killed before it is stored":
             decision = self._decided_again(decision, output, span, clock_ms)
-        self._store(output, decision, span)
+        self._store(moved, decision, span)
         if step.then == "killed after it is stored":
             decision = self._decided_again(decision, output, span, clock_ms)
+            assert _due_in(self._moved(output, decision, span)) == _due_in(moved), "a replay hands over the same"
         assert self.desk is not None
         self.desk.stored(decision, span, clock_ms)
         if step.then == "started again":
             self._end()
-        return self._hand_over(output, decision, span)
+        return self._hand_over(moved, decision, span)
+
+    def rescale(self, bucket: int) -> None:
+        """Seal what the state has as `bucket`, as another checkpoint finds it."""
+        self._end()
+        rows: list[dict[str, Any]] = []
+        for shard, chunk in enumerate(self.buckets):
+            if chunk is not None:
+                rows += ShardRows(BATCH_SETTINGS, bucket, shard, 0, 0).sealed(decode_chunk(chunk))
+        self.buckets = [None] * SHARDS
+        if rows:
+            output = pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA)
+            self.table.append(self._sealed(output, bucket), f"rest-{bucket}", 0)
+
+    def _moved(self, output: pa.Table, decision: Decision, span: BatchSpan) -> pa.Table:
+        if not decision.moves.num_rows:
+            return output
+        assert decision.shows(span.cutoff_ms), "a rebuild must know it"
+        assert self.desk is not None
+        stored = self.desk.places_of(decision.moves)
+        frame = with_moves(self.table.frame(output), self.table, stored, decision.moves, span, BATCH_SETTINGS)
+        moved = frame.toArrow().cast(SHARD_OUTPUT_SCHEMA)
+        rows: list[Any] = moved.to_pylist()
+        before: list[Any] = output.to_pylist()
+        check_moved(before, rows, stored)
+        return moved
 
     def _decided_again(self, first: Decision, output: pa.Table, span: BatchSpan, clock_ms: int) -> Decision:
         self._end()
@@ -246,22 +322,24 @@ class Service:
         return pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA), buckets
 
     def _store(self, output: pa.Table, decision: Decision, span: BatchSpan) -> None:
-        of_kind = output.filter(pc.equal(output.column("kind"), SEALED))
-        sealed = pa.Table.from_batches(
-            stored_rows(BATCH_SETTINGS.index_precision_bits)(of_kind.to_batches()), STORED_SCHEMA
-        )
-        chunks = [decode_chunk(chunk) for chunk in of_kind.column("chunk").to_pylist()]
-        if chunks:
-            self.sealed[span.bucket] = pa.concat_tables(chunks)
         rows = pa.concat_tables(
             [
-                sealed,
+                self._sealed(output, span.bucket),
                 cancelled_rows(decision.cancelled, span.bucket, decision.replaced),
                 name_rows(decision.names, span.bucket),
             ]
         )
         if rows.num_rows:
-            self.table.append(rows, CHECKPOINT, span.batch_id)
+            self.table.append(rows, span.origin.checkpoint, span.batch_id)
+
+    def _sealed(self, output: pa.Table, bucket: int) -> pa.Table:
+        """Return the rows to store of what is sealed as `bucket`."""
+        of_kind = output.filter(pc.equal(output.column("kind"), SEALED))
+        chunks = [decode_chunk(chunk) for chunk in of_kind.column("chunk").to_pylist()]
+        if chunks:
+            self.sealed[bucket] = pa.concat_tables(chunks)
+        as_stored = stored_rows(BATCH_SETTINGS.index_precision_bits)
+        return pa.Table.from_batches(as_stored(of_kind.to_batches()), STORED_SCHEMA)
 
     def _hand_over(self, output: pa.Table, decision: Decision, span: BatchSpan) -> dict[MessageId, Answer]:
         due = [decode_chunk(row["chunk"]) for row in output.to_pylist() if row["kind"] == DUE]
@@ -278,25 +356,32 @@ class Service:
                     self._hand_over_one(identity, row["deliver_at_ms"])
         gone = cancelled_until(self.table, span.bucket)
         for bucket, messages in self.sealed.items():
-            in_range = (pc.field("deliver_at_ms") >= span.previous_ms) & (pc.field("deliver_at_ms") < span.cutoff_ms)
+            due = pc.field("deliver_at_ms")
+            in_range = (due >= span.handed_over_below_ms) & (due < span.cutoff_ms)
             for row in messages.filter(in_range).to_pylist():
                 identity, due_ms = (row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"]
                 ranges = gone.get(identity, ())
                 if not any(from_ms <= due_ms <= until_ms and last >= bucket for from_ms, until_ms, last in ranges):
                     self._hand_over_one(identity, due_ms)
         # After the batch has read what they have answered before.
-        taken = [parse_id(answer.result) for answer in answers.values() if "/" in answer.result]
-        late, taken_out = ("too-late", "released"), ("cancelled", "recalled")
-        results = {each: taken_out if each in self.ready or each in self.recalled else late for each in taken}
-        for each in results:
-            if self.ready.pop(each, None) is not None:
-                self.recalled.append(each)
-        return {
-            ask: Answer(answer.about, *results[parse_id(answer.result)], answer.accepted)
-            if "/" in answer.result
-            else answer
-            for ask, answer in answers.items()
-        }
+        sent: set[MessageId] = set()
+        for ask, answer in sorted(answers.items()):
+            if "/" in answer.result:
+                result = self._recall(parse_id(answer.result), answer.reason == DELIVERS, sent)
+                answers[ask] = Answer(answer.about, *result, answer.accepted)
+        return answers
+
+    def _recall(self, asked: MessageId, delivers: bool, sent: set[MessageId]) -> tuple[str, str]:
+        """Do what the release processes do, and return what they answer. `sent` is what they make due at once."""
+        if self.ready.pop(asked, None) is not None:
+            if delivers:
+                self.came_out.append(asked)
+                sent.add(asked)
+            else:
+                self.recalled.append(asked)
+        if asked in self.recalled:
+            return "cancelled", "already-cancelled" if delivers else "recalled"
+        return ("due-now", "made-due") if delivers and asked in sent else ("too-late", "released")
 
     def _hand_over_one(self, identity: MessageId, due_ms: int) -> None:
         assert identity not in self.ready, "handed over once"
@@ -308,7 +393,7 @@ class Service:
         if row["kind"] == REQUEST:
             undecided = Undecided.from_bytes(value)
             assert undecided.asked_ms > 0, "nothing is deleted, and no answer lost"
-            return Answer(parse_id(key), key, "", True if undecided.replaces else None)
+            return Answer(parse_id(key), key, DELIVERS * undecided.delivers, True if undecided.replaces else None)
         content = json.loads(value)
         assert content["id"] in (key, None)
         own = "/".join(str(row[name]) for name in ID)
@@ -316,6 +401,12 @@ class Service:
         about, result, reason = content["id"] and parse_id(content["id"]), content["result"], content["reason"]
         assert {each.code: each.result for each in Reason}[reason] == result
         return Answer(about, result, reason, content.get("accepted"))
+
+
+def _due_in(output: pa.Table) -> set[tuple[Any, ...]]:
+    """Return the ids and due times of the due messages in the rows of a batch."""
+    chunks = [decode_chunk(row["chunk"]) for row in output.to_pylist() if row["kind"] == DUE]
+    return {tuple(row[name] for name in (*ID, "kind", "deliver_at_ms")) for each in chunks for row in each.to_pylist()}
 
 
 def _comparable(decision: Decision) -> list[Any]:
@@ -329,7 +420,7 @@ def _comparable(decision: Decision) -> list[Any]:
         return sorted(rows, key=repr)
 
     left_out = {source: own.tolist() for source, own in decision.left_out.items()}
-    tables = ordered(decision.cancelled.to_pylist()), ordered(decision.names.to_pylist())
+    tables = [ordered(each.to_pylist()) for each in (decision.cancelled, decision.names, decision.moves)]
     return [ordered(answers), *tables, left_out, dict(decision.replaced)]
 
 
@@ -339,7 +430,7 @@ class Run:
     def __init__(self, table: Any, recalled: list[MessageId]) -> None:
         self.service, self.model = Service(table, recalled), Model()
         self._clock_ms = self._cutoff_ms = 1_798_000_000_000
-        self._batch_id = 0
+        self._origin, self._batch_id = CheckpointOrigin(CHECKPOINT, 1, SHARDS), 0
         self._ends = {(topic, partition): 0 for topic in (TOPIC, KEEPING) for partition in (0, 1)}
         self._published: list[MessageId] = []
         # Of these, the messages, and the rest.
@@ -352,13 +443,15 @@ class Run:
         """Run a batch of both, and compare them."""
         self._batch_id += 1
         self._clock_ms += step.after_ms
-        previous_ms, self._cutoff_ms = self._cutoff_ms, max(self._cutoff_ms, self._clock_ms + HORIZON_MS)
+        # Some cutoffs are behind the clock, as after an outage.
+        ahead_ms = HORIZON_MS if self._batch_id % 3 else -HORIZON_MS
+        previous_ms, self._cutoff_ms = self._cutoff_ms, max(self._cutoff_ms, self._clock_ms + ahead_ms)
         self.service.release(self._clock_ms)
         self.model.release(self._clock_ms)
         starts = _offsets(self._ends)
         published, raw = self._publish(step)
-        origin = CheckpointOrigin(CHECKPOINT, 1, SHARDS)
-        span = BatchSpan(origin, self._batch_id, previous_ms, self._cutoff_ms, starts, _offsets(self._ends))
+        known_ms = previous_ms if self._batch_id else 0
+        span = BatchSpan(self._origin, self._batch_id, known_ms, self._cutoff_ms, starts, _offsets(self._ends))
         arrivals = accept(records(raw), BATCH_SETTINGS, self._clock_ms)
         answers = self.service.batch(span, self._clock_ms, arrivals, step)
         expected = self.model.batch(published, set(self._published), self._clock_ms, previous_ms, self._cutoff_ms)
@@ -372,6 +465,13 @@ class Run:
         assert self.service.ready == self.model.handed_over
         assert set(self.service.came_out) == self.model.out
         self._asks |= answers
+        if step.then == "rescaled":
+            self._origin = CheckpointOrigin(
+                f"{CHECKPOINT}{span.bucket}", self._origin.generation + 1, SHARDS, span.bucket + 2, self._cutoff_ms,
+                _offsets(self._ends),
+            )  # fmt: skip
+            self._batch_id = -1
+            self.service.rescale(self._origin.overdue_bucket)
 
     def end(self) -> None:
         """Let all come out, and check that each message did, or is cancelled, and that all answers say so."""
@@ -384,6 +484,7 @@ class Run:
         for ask, answer in self._asks.items():
             assert answer.result != "cancelled" or answer.about not in out, ask
             assert answer.result != "too-late" or answer.about in out or answer.about not in self.messages, ask
+            assert answer.result != "due-now" or answer.about in out, ask
             assert answer.accepted is not False or ask not in out
 
     def _publish(self, step: Step) -> tuple[list[Record], list[dict[str, Any]]]:
@@ -395,7 +496,7 @@ class Run:
             self._ends[source] += 1
         self._published += ids
         kinds = {own: kind for own, (kind, *_) in zip(ids, step.records, strict=True)}
-        self._others += [own for own, kind in kinds.items() if kind == "bad" or "cancel" in kind]
+        self._others += [own for own, kind in kinds.items() if kind in ("bad", "deliver") or "cancel" in kind]
         self._targets += [own for own in ids if own not in self._others]
         targets = [*self._others, (TOPIC, 0, 10**6), ("other", 0, 1), *self._targets]
         published, raw = [], []
@@ -421,6 +522,8 @@ class Run:
         of_topic = own[0] + name
         if kind == "cancel":
             return Record(own, asked=asked), [("delayline-cancel", text)]
+        if kind == "deliver":
+            return Record(own, asked=asked, delivers=True), [("delayline-deliver-now", text)]
         if kind.endswith("cancel-name"):
             return Record(own, name=of_topic), [("delayline-cancel-name", name.encode())]
         if kind.startswith(("named", "keep")):
@@ -494,6 +597,8 @@ class SparkTable(BucketTable):
 
 @example(_EXAMPLE)
 @example(_KEEPING)
+@example(_DELIVERED)
+@example(_DELIVERED_LATER)
 @given(_STEPS)
 @settings(max_examples=12)
 def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:
