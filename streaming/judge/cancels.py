@@ -1,4 +1,4 @@
-"""The checks of cancels and replacements: each ask has one answer, and the answers agree with what came out.
+"""The checks of requests: each ask has one answer, and the answers agree with what came out.
 
 An answer that leaves something open, or comes too late, must also agree with what is known of the message: `reasons`.
 """
@@ -14,7 +14,8 @@ from typing import Any
 from streaming.judge.reasons import Circumstances, Claim, claim_problems
 from streaming.judge.record import Received
 
-_RESULTS = {"cancelled", "too-late", "unknown"}
+_RESULTS = {"cancelled", "due-now", "too-late", "unknown"}
+_COMES_OUT = {"due-now", "too-late"}
 # Of so many answers `too-late` some say where the message went, however often release processes begin anew: each knows
 # it of what it has released last. A few asks may all have come after a restart.
 _LEAST_LATE = 1_000
@@ -61,11 +62,13 @@ class Answers:
         complete: bool,
         circumstances: Circumstances,
         conditions: Mapping[str, str] = MappingProxyType({}),
+        delivering: Collection[str] = frozenset(),
     ) -> list[str]:
         """Return what is wrong, a sentence each.
 
         `came_out` are the ids of all records in output and dead-letter topics, and `circumstances` what may explain an
         answer other than `cancelled`. `conditions` has that of each ask which is a replacement: "waiting" or "always".
+        `delivering` are the asks that their message be due at once.
 
         If not `complete`, answers and messages may still come.
         """
@@ -83,19 +86,19 @@ class Answers:
             if content.get("result") not in _RESULTS:
                 problems.append(f"{ask} has the answer {content}")
         problems += self._of_replacements(asks, came_out, conditions)
-        problems += claim_problems(self._claims(asks, conditions), circumstances)
+        problems += claim_problems(self._claims(asks, conditions, delivering), circumstances)
         if complete:
             problems += [
                 f"{asked} is cancelled, and everything that replaces it was refused"
                 for asked in sorted(self._lost(asks, conditions))
             ]
         for asked, results in self.results(asks).items():
-            if {"cancelled", "too-late"} <= results:
-                problems.append(f"{asked} is cancelled by one answer, and too late by another")
+            if "cancelled" in results and results & _COMES_OUT:
+                problems.append(f"{asked} is cancelled by one answer, and {min(results & _COMES_OUT)} by another")
             if "cancelled" in results and asked in came_out:
                 problems.append(f"{asked} came out, and was answered to be cancelled")
-            if complete and "too-late" in results and asked not in came_out:
-                problems.append(f"{asked} did not come out, and was answered to be too late")
+            if complete and results & _COMES_OUT and asked not in came_out:
+                problems.append(f"{asked} did not come out, and was answered to be {min(results & _COMES_OUT)}")
         return problems
 
     def places(self) -> dict[str, Any]:
@@ -120,12 +123,18 @@ class Answers:
     def _contents(self) -> Iterator[dict[str, Any]]:
         return (_content(record) for records in self.by_ask.values() for record in records)
 
-    def _claims(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> Iterator[Claim]:
+    def _claims(
+        self, asks: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]
+    ) -> Iterator[Claim]:
+        made_due = {asks[ask] for ask in delivering if ask in asks}
         for ask in sorted(asks.keys() & self.by_ask.keys()):
             record = self.by_ask[ask][0]
             content = _content(record)
             result, reason, accepted = str(content.get("result")), content.get("reason"), content.get("accepted")
-            yield Claim(ask, asks[ask], result, reason, conditions.get(ask), accepted, record.received_ms)
+            yield Claim(
+                ask, asks[ask], result, reason, conditions.get(ask), accepted, record.received_ms,
+                delivers=ask in delivering, is_made_due=asks[ask] in made_due,
+            )  # fmt: skip
 
     def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> set[str]:
         """Return the messages that were answered to be cancelled, and that nothing but refused replacements asks for.

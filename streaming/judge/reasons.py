@@ -25,6 +25,7 @@ class Reason(Enum):
     WITHDRAWN = "withdrawn"
     RECALLED = "recalled"
     CANCELLED_BEFORE = "already-cancelled"
+    MADE_DUE = "made-due"
     RELEASED = "released"
     NO_INPUT = "no-input-topic"
     UNREAD = "not-read"
@@ -38,6 +39,7 @@ _RESULTS = dict.fromkeys(Reason, "unknown") | {
     Reason.WITHDRAWN: "cancelled",
     Reason.RECALLED: "cancelled",
     Reason.CANCELLED_BEFORE: "cancelled",
+    Reason.MADE_DUE: "due-now",
     Reason.RELEASED: "too-late",
 }
 
@@ -47,7 +49,8 @@ class Claim:
     """What the answer to `ask` says of the message `asked`: its `result`, and the code of its `reason`.
 
     `condition` is that of a replacement, and `accepted` says what became of it. The answer was received at
-    `received_ms`, epoch ms.
+    `received_ms`, epoch ms. `delivers` says whether the ask wants the message to be due at once, and `is_made_due`
+    whether any ask does.
     """
 
     ask: str
@@ -57,6 +60,8 @@ class Claim:
     condition: str | None
     accepted: bool | None
     received_ms: int
+    delivers: bool = False
+    is_made_due: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,11 +92,15 @@ class Circumstances:
     def is_ahead(self, claim: Claim, by_ms: int) -> bool:
         """Return whether the message of `claim` was due more than `by_ms` after the answer, for certain.
 
-        A message that cannot be scheduled goes to the dead-letter topic at once.
+        A message that cannot be scheduled goes to the dead-letter topic at once, and one that is asked for to be due at
+        once may come out at any time.
         """
         message = self.messages.get(claim.asked)
         return (
-            message is not None and message.error is None and message.due_ms > self.shown_ms(claim.received_ms) + by_ms
+            message is not None
+            and not claim.is_made_due
+            and message.error is None
+            and message.due_ms > self.shown_ms(claim.received_ms) + by_ms
         )
 
 
@@ -126,8 +135,12 @@ def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> boo
     if reason is Reason.LOST:
         return not circumstances.is_rebuilt
     if reason in (Reason.WITHDRAWN, Reason.CANCELLED_BEFORE):
-        return (reason is Reason.CANCELLED_BEFORE) != (claim.accepted is False)
+        return (reason is Reason.CANCELLED_BEFORE) != (claim.delivers or claim.accepted is False)
+    if reason is Reason.MADE_DUE:
+        return not claim.delivers
     if reason is Reason.RELEASED:
         return False
+    if reason is Reason.RECALLED and claim.delivers:
+        return True
     is_not_for_it = reason is Reason.NOT_REPLACED and claim.condition != "waiting"
     return is_not_for_it or circumstances.is_ahead(claim, circumstances.horizon_ms)

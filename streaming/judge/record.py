@@ -22,6 +22,7 @@ class Published:
     - `deliver_at_ms`: the due time (epoch ms). None for a plain message, which is due at its timestamp, and for a
       message that cannot be scheduled.
     - `error`: for a message that cannot be scheduled, the code of its dead letter.
+    - `made_due`: whether somebody asks for it to be due at once: then it is in no order with others.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Published:
     output: str
     deliver_at_ms: int | None = None
     error: str | None = None
+    made_due: bool = False
 
     @property
     def due_ms(self) -> int:

@@ -96,7 +96,11 @@ def judge(
             correct.add(identity)
         if seen[identity] > 1:
             add(Finding(Fault.DOUBLED, identity, f"again in {record.topic}/{record.partition} at {record.offset}"))
-        elif message.error is None and not any(finding.fault is Fault.MISPLACED for finding in of_record):
+        elif (
+            message.error is None
+            and not message.made_due
+            and not any(finding.fault is Fault.MISPLACED for finding in of_record)
+        ):
             held, is_forwarded = acceptance.held(message), acceptance.is_forwarded(message)
             order_checked += held is not Held.NOT
             if (order_finding := order.take(record, message, held, is_forwarded)) is not None:

@@ -15,6 +15,7 @@ from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.claims_watch import ClaimsWatch
 from streaming.judge.contract import Environment
+from streaming.judge.deliveries import as_made_due, too_early
 from streaming.judge.names import Named, name_problems
 from streaming.judge.outputs import Outputs
 from streaming.judge.reasons import Circumstances
@@ -53,6 +54,8 @@ class Ledger:
     asked_with: dict[str, Headers] = field(default_factory=dict)
     # Of asks that are messages which replace others: the condition.
     conditions: dict[str, str] = field(default_factory=dict)
+    # When the asks were published that want a message to be due at once, epoch ms.
+    delivering: dict[str, int] = field(default_factory=dict)
     answers: list[Got] = field(default_factory=list, repr=False)
     # Messages that have a name, and cancels by one. All records of a name are in one partition.
     named: dict[str, Named] = field(default_factory=dict)
@@ -151,6 +154,13 @@ class Ledger:
 
     def cancel(self, identity: str, partition: int | None = None, more: Headers = ()) -> None:
         """Ask for the cancel of a message, in its own input partition or in another one, with `more` headers."""
+        self._ask("delayline-cancel", identity, partition, more)
+
+    def deliver_now(self, identity: str, partition: int | None = None) -> None:
+        """Ask that a message be due at once, in its own input partition or in another one."""
+        self._ask("delayline-deliver-now", identity, partition, ())
+
+    def _ask(self, header: str, identity: str, partition: int | None, more: Headers) -> None:
         self._read_answers()
         topic, number, _ = identity.rsplit("/", 2)
 
@@ -158,9 +168,11 @@ class Ledger:
             assert failure is None, failure
             ask = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
             self.asks[ask], self.asked_with[ask] = identity, more
+            if header == "delayline-deliver-now":
+                self.delivering[ask] = message.timestamp()[1]  # type: ignore[attr-defined]
 
         place = int(number) if partition is None else partition
-        headers: list[tuple[str, str | bytes | None]] = [*more, ("delayline-cancel", identity.encode())]
+        headers: list[tuple[str, str | bytes | None]] = [*more, (header, identity.encode())]
         self._producer.produce(topic, b"", None, place, headers=headers, on_delivery=record_asked)
         self._producer.poll(0)
 
@@ -323,7 +335,10 @@ class Ledger:
             shown_ms=self.shown_ms,
         )
         answers = Answers.of(answer for answer in list(self.answers) if answer.id not in self.named)
-        problems += answers.problems(self.asks, came_out, complete, circumstances, self.conditions)
+        problems += answers.problems(
+            self.asks, came_out, complete, circumstances, self.conditions, self.delivering.keys()
+        )
+        problems += too_early(self.sent, self._asked_ms(), list(self.got))
         problems += answers.misplaced(list(self.got))
         if complete:
             named = [record for record in list(self.got) if record.id in self.named]
@@ -339,8 +354,14 @@ class Ledger:
     def _judged(self, complete: bool) -> Verdict:
         environment = Environment(self._partitions, self.shown_ms)
         not_expected = self.cancelled() | self.refused() | (self._superseded() - {record.id for record in self.got})
-        kept = {identity: message for identity, message in self.sent.items() if identity not in not_expected}
+        sent = as_made_due(self.sent, self._asked_ms(), list(self.got))
+        kept = {identity: message for identity, message in sent.items() if identity not in not_expected}
         return judge(kept, list(self.got), self._watch.acceptance(), environment, complete)
+
+    def _asked_ms(self) -> dict[str, int]:
+        """Return which messages were asked for to be due at once, and when first, epoch ms."""
+        latest_first = sorted(((at_ms, self.asks[ask]) for ask, at_ms in self.delivering.items()), reverse=True)
+        return {asked: at_ms for at_ms, asked in latest_first}
 
     def _wait_for_commits(self) -> None:
         """Wait until the judge knows which batch accepted each message: a batch delivers before it is committed.

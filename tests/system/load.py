@@ -59,6 +59,18 @@ def cancel_some(ledger: Ledger, application: Application, seed: int, share: floa
     ledger.cancel(f"{application.input}/0/{10**12}")
 
 
+def deliver_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
+    """Ask for some of all messages that were ever published to be due at once, a few of them twice."""
+    ledger.flush()
+    chosen = random.Random(seed)
+    for identity in sorted(ledger.sent):
+        if chosen.random() < share:
+            ledger.deliver_now(identity)
+            if chosen.random() < 0.2:
+                ledger.deliver_now(identity, partition=chosen.randrange(2))
+    ledger.deliver_now(f"{application.input}/0/{10**12}")
+
+
 def replace_some(ledger: Ledger, application: Application, seed: int, count: int = 30) -> None:
     """Replace some of all messages that were ever published: replacements as well, and a few of them twice."""
     ledger.flush()

@@ -12,7 +12,7 @@ from conf.failpoints import FORWARD_POINTS, LANE_POINTS, POINTS, RELEASE_POINTS,
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application, MakeService
 from tests.system.host_clock import HostClock
-from tests.system.load import cancel_some, publish_mixed, replace_some
+from tests.system.load import cancel_some, deliver_some, publish_mixed, replace_some
 from tests.system.service import Service
 
 # These points are passed once for each transaction: the second passing is in the middle of a batch.
@@ -92,6 +92,7 @@ def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_th
         publish_mixed(ledger, application, 200, seed, longest_ms)
         cancel_some(ledger, application, seed, share=0.15)
         replace_some(ledger, application, seed)
+        deliver_some(ledger, application, seed + 100, share=0.1)
         _run_until_killed(service, point)
     service.start()
     # Accepted in time, however long the starts have taken.

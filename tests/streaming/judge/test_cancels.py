@@ -189,6 +189,44 @@ def test_a_message_that_waited_and_was_recalled_from_a_release_process_is_a_prob
     assert "cannot be true: recalled" in problem
 
 
+DUE_NOW = {"id": OLD, "result": "due-now", "reason": "made-due"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "came_out", "problem"),
+    [
+        ([DUE_NOW], {OLD}, None),
+        # However long before it was due: it came out when somebody asked for it.
+        (
+            [DUE_NOW | {"received_ms": 1}, {"id": OLD, "result": "too-late", "reason": "released", "received_ms": 1}],
+            {OLD},
+            None,
+        ),
+        ([GOOD[ASK] | {"reason": "already-cancelled"}], set(), None),
+        ([DUE_NOW], set(), "did not come out, and was answered to be due-now"),
+        ([DUE_NOW, GOOD[ASK]], {OLD}, "cancelled by one answer, and due-now by another"),
+        ([DUE_NOW | {"reason": "released"}], {OLD}, "does not explain"),
+        ([GOOD[ASK]], set(), "cannot be true: withdrawn"),
+        ([GOOD[ASK] | {"reason": "recalled"}], set(), "cannot be true: recalled"),
+    ],
+)
+def test_answers_to_what_shall_be_due_at_once_agree_with_what_came_out(
+    answers: list[dict[str, Any]], came_out: set[str], problem: str | None
+) -> None:
+    # The first one wants it to be due at once.
+    asks = [f"in/0/{10 + at}" for at in range(len(answers))]
+    records = [received(ask, content) for ask, content in zip(asks, answers, strict=True)]
+    found = Answers.of(records).problems(dict.fromkeys(asks, OLD), came_out, True, RUN, delivering={asks[0]})
+    assert any(problem in each for each in found) if problem else found == []
+
+
+def test_a_cancel_is_not_answered_as_what_shall_be_due_at_once() -> None:
+    (problem,) = problems(GOOD | {ASK: DUE_NOW}, {NEW, OLD})
+    assert "cannot be true: made-due" in problem
+    (problem,) = problems(GOOD | {ASK: GOOD[ASK] | {"reason": "already-cancelled"}}, {NEW})
+    assert "cannot be true: already-cancelled" in problem
+
+
 @pytest.mark.parametrize(("unsure", "is_problem"), [(6, True), (5, False)])
 def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_anew(
     unsure: int, is_problem: bool
@@ -203,7 +241,7 @@ def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_ane
     def found(steady: Collection[str]) -> list[str]:
         return Answers.of(answers).problems(asks, {OLD}, True, replace(RUN, steady=steady))
 
-    assert [f"{unsure} of 10 asks" in each for each in found(asks)] == [True] * is_problem
+    assert [f"{unsure} of 10 requests" in each for each in found(asks)] == [True] * is_problem
     assert found(list(asks)[1:]) == [], "of so few asks nothing follows"
     assert found(()) == []
 

@@ -1,0 +1,45 @@
+"""Messages that someone asks to be due at once: when they are due then, as far as the judge can know it.
+
+The time is in the header of what came out. It must not be later than the message was due before. It may be earlier than
+the request, after an outage; but the message must not come out before that, nor before it was due. What is asked for
+goes out at once, in no order with others that are overdue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from streaming.judge.record import Published, Received
+
+_DUE_HEADER = "delayline-deliver-at"
+
+
+def as_made_due(
+    published: Mapping[str, Published], asked_ms: Mapping[str, int], received: Iterable[Received]
+) -> dict[str, Published]:
+    """Return the `published` messages, by id; those that were asked for as they came out, unless too late.
+
+    `asked_ms` has the messages that were asked to be due at once, and when the first request was published (epoch ms).
+    """
+    messages = dict(published)
+    for record in received:
+        message, due_ms = messages.get(record.id), _due_ms(record)
+        if record.id in asked_ms and message is not None and due_ms is not None and due_ms <= message.due_ms:
+            messages[record.id] = replace(message, deliver_at_ms=due_ms, made_due=True)
+    return messages
+
+
+def too_early(
+    published: Mapping[str, Published], asked_ms: Mapping[str, int], received: Iterable[Received]
+) -> Iterator[str]:
+    """Yield what came out before it was due and before it was asked for, a sentence each. Arguments as above."""
+    for record in received:
+        message, since_ms = published.get(record.id), asked_ms.get(record.id)
+        if message is not None and since_ms is not None and record.received_ms < min(since_ms, message.due_ms):
+            yield f"{record.id} came out at {record.received_ms}, and was asked for at {since_ms}"
+
+
+def _due_ms(record: Received) -> int | None:
+    text = record.last(_DUE_HEADER)
+    return int(text) if text is not None and text.isdecimal() else None
