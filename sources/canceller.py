@@ -1,4 +1,4 @@
-"""Asking a job to cancel messages, and waiting for its answers."""
+"""Asking a job to cancel messages, or to make them due at once, and waiting for its answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BY_KEY = -1
 
 
 class Ask(NamedTuple):
-    """A record that asks for a cancel: where it goes, the header that asks, and that header's value as text."""
+    """A record that asks for something: where it goes, the header that asks, and that header's value as text."""
 
     topic: str
     key: bytes | None
@@ -61,7 +61,7 @@ class Answer:
 
 
 class Canceller:
-    """Asks a job to cancel messages. A context manager.
+    """Asks a job to cancel messages, or to make them due at once. A context manager.
 
     An ask goes to the partition of the message that it asks for: so the job has read that before it reads the ask.
     """
@@ -172,21 +172,28 @@ class Canceller:
         why = error if isinstance(error, str) else error.str()
         self._failure = PublishFailed(
             f"{where} at {self._settings.kafka.bootstrap_servers}: {why}. Messages without an answer may "
-            "still wait. It is safe to cancel all of them again"
+            "still wait. It is safe to ask for all of them again"
         )
 
 
-def asks_for(settings: Settings, ids: Iterable[str], names: Iterable[str] = (), topic: str | None = None) -> list[Ask]:
-    """Return the asks for the messages with these `ids`, and for what waits under each of `names`.
+def asks_for(
+    settings: Settings,
+    ids: Iterable[str],
+    names: Iterable[str] = (),
+    topic: str | None = None,
+    header: str = CANCEL_HEADER,
+) -> list[Ask]:
+    """Return the asks for the messages with these `ids`, and for a cancel of what waits under each of `names`.
 
-    An ask by a name goes to the partition of the messages that have the name as their key. The names are those of the
-    input topic `topic`, or else of the first one. Raises UsageError for an id that is none of an input topic, and for
-    a name that the job would not look up.
+    `header` is what is asked for the ids: `CANCEL_HEADER` or `DELIVER_NOW_HEADER`. An ask by a name goes to the
+    partition of the messages that have the name as their key. The names are those of the input topic `topic`, or else
+    of the first one. Raises UsageError for an id that is none of an input topic, and for a name that the job would not
+    look up.
     """
     asks = []
     for text in ids:
         place, number, _ = place_of(text, settings)
-        asks.append(Ask(place, None, number, (CANCEL_HEADER, text.encode()), text))
+        asks.append(Ask(place, None, number, (header, text.encode()), text))
     named = settings.topics.input[0] if topic is None else topic
     for text in names:
         _check_name(text, named, settings)

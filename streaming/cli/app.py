@@ -14,6 +14,7 @@ from conf.errors import DelaylineError, Rejected
 from streaming.cli.broker import broker, jars
 from streaming.cli.cancel import cancel
 from streaming.cli.checkpoint import rebuild, rescale
+from streaming.cli.deliver_now import deliver_now
 from streaming.cli.demo import demo
 from streaming.cli.forward import forward
 from streaming.cli.health import health
@@ -65,6 +66,7 @@ app.command()(run)
 app.add_typer(topics_app, name="topics")
 app.command()(publish)
 app.command()(cancel)
+app.command()(deliver_now)
 app.command()(subscribe)
 app.command()(resend)
 app.command()(status)

@@ -14,7 +14,7 @@ _LEAVE_S = 5
 
 
 def web(config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Serve a page: due times, lateness, rates, processes, problems; messages, cancel and postpone.
+    """Serve a page: due times, lateness, rates, processes, problems; messages, and actions on them.
 
     Asks the running job at monitor.job, and listens at web.address. Everybody who reaches that address sees counts and
     charts; messages and actions need the token of web.token. Ends with Ctrl-C or SIGTERM. See

@@ -1,4 +1,4 @@
-"""Cancel and postpone: what a person does from the page, as the records that any publisher would send.
+"""Cancel, postpone, deliver now: what a person does from the page, as the records that any publisher would send.
 
 The lasting record of who asked for it is the answer on the results topic, which has the name as a header.
 """
@@ -22,7 +22,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sources.canceller import Canceller, asks_for
 from sources.intake.presets import name_messages
-from state.cancel import CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from streaming.status.look import Look
 from streaming.web.selections import Messages, Selection
 
@@ -42,18 +42,30 @@ def cancel(settings: Settings, selection: Selection, operator: str) -> dict[str,
 
     Those without an answer within a minute count as `NO_ANSWER`: theirs will come. Raises what `Canceller` does.
     """
+    return _asked(settings, selection, operator, CANCEL_HEADER, ("cancels", "cancelled"))
+
+
+def deliver_now(settings: Settings, selection: Selection, operator: str) -> dict[str, int]:
+    """Ask that each message be due at once, and return what `cancel` does. Raises what `Canceller` does."""
+    return _asked(settings, selection, operator, DELIVER_NOW_HEADER, ("delivers now", "delivered now"))
+
+
+def _asked(
+    settings: Settings, selection: Selection, operator: str, header: str, words: tuple[str, str]
+) -> dict[str, int]:
+    doing, done = words
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
-    log.info("%r cancels %s", operator, _described(ids))
+    log.info("%r %s %s", operator, doing, _described(ids))
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, ids), [(OPERATOR_HEADER, operator.encode())])
+        canceller.ask(asks_for(settings, ids, header=header), [(OPERATOR_HEADER, operator.encode())])
         results: Counter[str] = Counter()
         try:
             for answer in canceller.answers(_ANSWERS_MS):
                 results[answer.result] += 1
         finally:
-            # Some are cancelled even if not all asks could be published.
+            # Some are answered even if not all asks could be published.
             results[NO_ANSWER] = len(canceller.unanswered)
-            log.info("%r cancelled: %s", operator, dict(+results))
+            log.info("%r %s: %s", operator, done, dict(+results))
     return dict(+results)
 
 

@@ -13,6 +13,7 @@ import hmac
 import json
 import logging
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,9 @@ from conf.errors import DelaylineError, MissingExtra, UsageError
 from conf.settings import Settings
 from streaming.status.instants import named_instant_ms
 from streaming.status.look import Look, message_fields
-from streaming.web.actions import cancel, postpone
+from streaming.web.actions import cancel, deliver_now, postpone
 from streaming.web.history import History
-from streaming.web.selections import Messages
+from streaming.web.selections import Messages, Selection
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def web_app(settings: Settings, history: History, messages: Messages) -> Starlet
             Route("/api/messages", page.shown, methods=["POST"]),
             Route("/api/selections", page.select, methods=["POST"]),
             Route("/api/selections/{token}/cancel", page.cancel, methods=["POST"]),
+            Route("/api/selections/{token}/deliver-now", page.deliver_now, methods=["POST"]),
             Route("/api/selections/{token}/postpone", page.postpone, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
@@ -148,10 +150,18 @@ class _Page:
         return JSONResponse({"selection": selection.token, "count": len(selection.places)})
 
     async def cancel(self, request: Request) -> Response:
+        return await self._ask_all(request, cancel)
+
+    async def deliver_now(self, request: Request) -> Response:
+        return await self._ask_all(request, deliver_now)
+
+    async def _ask_all(
+        self, request: Request, action: Callable[[Settings, Selection, str], dict[str, int]]
+    ) -> Response:
         self._may_act(request)
         operator = _operator(await _fields(request, {"operator"}))
         selection = self._messages.take(request.path_params["token"])
-        return JSONResponse({"results": await run_in_threadpool(cancel, self._settings, selection, operator)})
+        return JSONResponse({"results": await run_in_threadpool(action, self._settings, selection, operator)})
 
     async def postpone(self, request: Request) -> Response:
         self._may_act(request)

@@ -19,7 +19,7 @@ from conf.settings import Settings
 from sources import canceller as module
 from sources.canceller import Answer, Canceller, asks_for
 from sources.subscriber import Received
-from state.cancel import CANCEL_HEADER, NOTHING, Ask, Output, answer
+from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, NOTHING, Ask, Output, answer
 from state.message import ID_HEADER
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER
@@ -194,13 +194,14 @@ def test_without_a_results_topic_nothing_is_asked(make_settings: MakeSettings, m
         Canceller(make_settings(f"topics.input={make_topic()}", "topics.results=no-such-topic"))
 
 
+@pytest.mark.parametrize("command", ["cancel", "deliver-now"])
 @pytest.mark.parametrize("output_format", ["table", "json"])
-def test_the_command_ends_with_1_if_no_answer_comes(settings: Settings, output_format: str) -> None:
+def test_the_command_ends_with_1_if_no_answer_comes(settings: Settings, output_format: str, command: str) -> None:
     (topic,) = settings.topics.input
     options = [f"kafka.bootstrap_servers={settings.kafka.bootstrap_servers}", f"topics.input={topic}"]
     options.append(f"topics.results={settings.results_topic}")
     sets = [part for option in options for part in ("--set", option)]
-    run = CliRunner().invoke(app, ["cancel", "--timeout", "200ms", "--format", output_format, f"{topic}/0/5", *sets])
+    run = CliRunner().invoke(app, [command, "--timeout", "200ms", "--format", output_format, f"{topic}/0/5", *sets])
     assert run.exit_code == 1
     assert "no answer to 1 of 1 within 200ms" in run.output
 
@@ -261,6 +262,31 @@ def test_a_wrong_call_ends_before_anything_is_asked(arguments: list[str], stdin:
     assert (run.exit_code, run.stdout) == (2, "")
     assert run.stderr.startswith("error: bad-usage: ")
     assert why in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "why"),
+    [
+        ([], b"\n", "give at least one message id"),
+        ([], b"in/0/1\n\nin/0/\xff2\n", r"line 3 of standard input, b'in/0/\xff2\n': write UTF-8"),
+        (["in/0"], b"", "'in/0': a message id has the form"),
+        (["other/0/1"], b"", "other is not in topics.input"),
+        (["--timeout", "soon", "in/0/1"], b"", "--timeout"),
+        (["--header", "x", "in/0/1"], b"", "--header"),
+    ],
+)
+def test_a_wrong_call_to_deliver_now_ends_before_anything_is_asked(
+    arguments: list[str], stdin: bytes, why: str
+) -> None:
+    sets = ["--set", "topics.input=in", "--set", "kafka.bootstrap_servers=127.0.0.1:1"]
+    run = CliRunner().invoke(app, ["deliver-now", *arguments, *sets], input=stdin, env={"DELAYLINE_CONFIG": None})
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert why in run.stderr
+
+
+def test_what_shall_be_due_at_once_is_asked_for_in_the_partition_of_the_message() -> None:
+    (ask,) = asks_for(NAMED, ["in/2/7"], header=DELIVER_NOW_HEADER)
+    assert (ask.topic, ask.partition, ask.key, ask.header) == ("in", 2, None, ("delayline-deliver-now", b"in/2/7"))
 
 
 @dataclass
@@ -348,7 +374,7 @@ def test_answers_to_what_was_published_are_read_before_the_failure_of_another_as
 
 def test_if_none_is_published_nobody_waits_for_answers(faulty: Callable[..., Faulty]) -> None:
     faulty(KafkaException(TIMED_OUT))
-    with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="It is safe to cancel all of them again"):
+    with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="It is safe to ask for all of them again"):
         canceller.ask(asks_for(NAMED, ["in/1/0"]))
 
 

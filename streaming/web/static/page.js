@@ -246,17 +246,21 @@ async function countAll() {
   selection = await ask("/api/selections", wanted());
   $("chosen").textContent = `${count(selection.count)} messages`;
   $("act").hidden = selection.count === 0;
-  return selection.count ? "Cancel or postpone these, within a quarter of an hour." : "nothing waits that fits";
+  return selection.count ? "Cancel, deliver or postpone these, within a quarter of an hour." : "nothing waits that fits";
 }
 
-// What is cancelled does not come back, so the form has to be complete, and a person has to agree to the number.
+// What is cancelled or delivered does not come back: the form has to be complete, and a person has to agree to the number.
 function confirmed(action) {
   const { by } = $("act").elements;
   by.required = action === "postpone";
   if (!$("act").reportValidity()) return;
   const chosen = $("chosen").textContent;
-  if (!confirm(action === "cancel" ? `Cancel ${chosen}?` : `Postpone ${chosen} by ${by.value}?`)) return;
-  busy(action === "cancel" ? "cancelling" : "postponing", () => act(action));
+  const [question, doing] = {
+    cancel: [`Cancel ${chosen}?`, "cancelling"],
+    "deliver-now": [`Deliver ${chosen} now?`, "asking"],
+    postpone: [`Postpone ${chosen} by ${by.value}?`, "postponing"],
+  }[action];
+  if (confirm(question)) busy(doing, () => act(action));
 }
 
 async function act(action) {
@@ -276,7 +280,7 @@ $("count").addEventListener("click", () => busy("counting", countAll));
 $("leave").addEventListener("click", () => { $("act").hidden = true; say(""); });
 // Enter in a field acts on nothing: neither button submits the form.
 $("act").addEventListener("submit", (event) => event.preventDefault());
-for (const action of ["cancel", "postpone"]) $("act").elements[action].addEventListener("click", () => confirmed(action));
+for (const action of ["cancel", "deliver-now", "postpone"]) $("act").elements[action].addEventListener("click", () => confirmed(action));
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = $("token").value.trim();

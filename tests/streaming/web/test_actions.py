@@ -71,6 +71,21 @@ def test_a_cancel_is_recorded_in_the_log_and_in_its_answer(
     ]
 
 
+def test_a_delivery_at_once_is_recorded_in_the_log_and_in_its_answer(
+    broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    selection = Selection("x", Waiting(settings).places, _DUE_MS, 0.0)
+    assert actions.deliver_now(settings, selection, "Ada") == {actions.NO_ANSWER: 2}
+    ids = ["/".join(map(str, place)) for place in selection.places]
+    assert [headers for _, headers in _published(broker, settings)] == [
+        [("delayline-deliver-now", identity.encode()), ("delayline-operator", b"Ada")] for identity in ids
+    ]
+    assert [record.getMessage() for record in caplog.records if record.name == actions.log.name] == [
+        f"'Ada' delivers now 2 messages: {ids[0]} {ids[1]}",
+        "'Ada' delivered now: {'unanswered': 2}",
+    ]
+
+
 def test_a_postponement_is_recorded_in_the_log_and_in_its_answer(
     broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,7 +74,12 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         asked.append(("postpone", operator, str(by_ms)))
         return {"postponed": 3}
 
+    def deliver_now(_: object, __: object, operator: str) -> dict[str, int]:
+        asked.append(("deliver-now", operator))
+        return {"due-now": 3}
+
     monkeypatch.setattr(server, "cancel", cancel)
+    monkeypatch.setattr(server, "deliver_now", deliver_now)
     monkeypatch.setattr(server, "postpone", postpone)
     return asked
 
@@ -116,6 +121,8 @@ def test_an_action_needs_a_click_a_complete_form_and_a_yes(
     assert page.answer(accepts=False) == "Postpone 3 messages by 1h?"
     page.click("#act [name=cancel]")
     assert page.answer(accepts=False) == "Cancel 3 messages?"
+    page.click("#act [name=deliver-now]")
+    assert page.answer(accepts=False) == "Deliver 3 messages now?"
     assert acted == []
     page.click("#act [name=postpone]")
     page.answer(accepts=True)
@@ -126,7 +133,12 @@ def test_an_action_needs_a_click_a_complete_form_and_a_yes(
     page.click("#act [name=cancel]")
     page.answer(accepts=True)
     page.shows("#said", "^3 cancelled$")
-    assert acted == [("postpone", "Ada", "3600000"), ("cancel", "Ada")]
+    page.click("#count")
+    page.shows("#chosen", "3 messages")
+    page.click("#act [name=deliver-now]")
+    page.answer(accepts=True)
+    page.shows("#said", "^3 due-now$")
+    assert acted == [("postpone", "Ada", "3600000"), ("cancel", "Ada"), ("deliver-now", "Ada")]
 
 
 def test_a_token_that_the_server_does_not_take_is_forgotten_and_asked_for_again(open_page: Callable[[], Page]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.streaming.web.site import Site, site
 
 _TOKEN = "a-token-of-24-characters"
-_ACTIONS = ("/api/selections", "/api/selections/x/cancel", "/api/selections/x/postpone")
+_ACTIONS = ("/api/selections", *(f"/api/selections/x/{each}" for each in ("cancel", "deliver-now", "postpone")))
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,8 @@ def test_a_huge_question_is_refused(open_site: Site) -> None:
         ("cancel", {"operator": "a" * 201}, "bad-usage: operator: give your name"),
         ("cancel", {"operator": "a\nb"}, "bad-usage: operator: give your name"),
         ("cancel", {"operator": "Ada"}, "bad-usage: the selection no longer exists. Count again"),
+        ("deliver-now", {}, "bad-usage: operator: give your name"),
+        ("deliver-now", {"operator": "Ada"}, "bad-usage: the selection no longer exists. Count again"),
         ("postpone", {"operator": "Ada"}, "bad-usage: by: "),
         ("postpone", {"operator": "Ada", "by": "-1h"}, "bad-usage: by: "),
         ("postpone", {"operator": "Ada", "by": "0s"}, "bad-usage: by: allowed is a duration longer than 0"),
