@@ -72,23 +72,16 @@ class SparkSettings(OptionTable):
         return {"spark.master": "local[2,4]"} | table
 
 
-# A topic that has a name by default. TOML has no null: the file writes "".
-OwnTopicName = Annotated[TopicName | None, BeforeValidator(lambda name: name or None)]
-
-
 class TopicSettings(Section):
-    """The topics that messages come from and go to, and the internal topics."""
+    """The topics that messages come from and go to. The names of internal topics follow from `application_id`."""
 
     input: Annotated[tuple[TopicName, ...], BeforeValidator(read_list), Field(min_length=1)] = ("delayline-in",)
     output: TopicName = "delayline-out"
     allowed_outputs: Annotated[tuple[TopicPattern, ...], BeforeValidator(read_list)] = ()
     dead_letter: TopicName = "delayline-dead-letter"
     skip_expired: bool = False
-    results: OwnTopicName = None
-    progress: OwnTopicName = None
-    lease: OwnTopicName = None
-    ready: OwnTopicName = None
-    position: OwnTopicName = None
+    # TOML has no null: the file writes "".
+    results: Annotated[TopicName | None, BeforeValidator(lambda name: name or None)] = None
 
 
 class StorageSettings(Section):
@@ -395,7 +388,7 @@ def _wrong_ports(monitor: MonitorSettings, web: WebSettings, releases: int, forw
     return wrong
 
 
-# The internal topics, in the order of `Settings.own_topics`: those that a key of [topics] may name, and the others.
+# The internal topics, in the order of `Settings.own_topics`.
 _OWN_TOPICS = ("progress", "lease", "ready", "position", "near", "claims", "recalled")
 # How the internal topics of any application end by default.
 INTERNAL_SUFFIXES = tuple(f"-{key}" for key in _OWN_TOPICS)
@@ -455,22 +448,22 @@ class Settings(BaseSettings):
     @property
     def progress_topic(self) -> str:
         """The compacted topic that holds, for each shard, how far its delivery is committed."""
-        return self.topics.progress or f"{self.application_id}-progress"
+        return f"{self.application_id}-progress"
 
     @property
     def lease_topic(self) -> str:
         """The compacted topic whose newest record names the process that may deliver and seal."""
-        return self.topics.lease or f"{self.application_id}-lease"
+        return f"{self.application_id}-lease"
 
     @property
     def ready_topic(self) -> str:
         """The topic to which batches hand over messages, in a partition for each shard."""
-        return self.topics.ready or f"{self.application_id}-ready"
+        return f"{self.application_id}-ready"
 
     @property
     def position_topic(self) -> str:
         """The compacted topic that holds, for each shard, how far it is released."""
-        return self.topics.position or f"{self.application_id}-position"
+        return f"{self.application_id}-position"
 
     @property
     def near_topic(self) -> str:
@@ -509,6 +502,8 @@ class Settings(BaseSettings):
         outputs = {"output": topics.output, "dead_letter": topics.dead_letter, "results": self.results_topic, **own}
         wrong = [
             f"topics.{key} = {topic!r}: allowed is a topic that is not in topics.input"
+            if key not in own
+            else f"topics.input = {topic!r}: allowed is a topic that is not internal to this application_id"
             for key, topic in outputs.items()
             if topic in topics.input
         ]
