@@ -1,7 +1,7 @@
 """The message-id index: which ids wait, and in which time slot each is due, built from metadata alone.
 
-It holds no messages. `status`, `repair` and `rebuild` need it, and a batch that has cancels. It follows Pulsar's
-TimeBucket (PR 23611).
+It holds no messages, and follows Pulsar's TimeBucket (PR 23611). `status`, `repair` and batches with requests read its
+stored form. Only `rebuild` reads all of it into memory, to take up nothing twice.
 
 Read `message_index`, then `source_pages` and `slot_page` (the compact form of ids), then `due_counts` (counts without
 ids), `locate` (finding some ids in the stored form), and `offset_bitmaps` (large sets of ids).

@@ -345,9 +345,8 @@ def ids_left(left: DataFrame) -> OffsetBitmaps:
 def index_of(store: BucketTable, version: int) -> MessageIndex:
     """Return the index of all messages in the table at `version`.
 
-    It includes messages that are handed over until their part is deleted; `MessageIndex.forget_before` drops them. Its
-    time slots are as long as the longest in the metadata, or 1 ms without metadata. Raises BucketUnreadable if the
-    metadata is damaged.
+    It includes messages that are handed over until their part is deleted. Its time slots are as long as the longest in
+    the metadata, or 1 ms without metadata. Raises BucketUnreadable if the metadata is damaged.
     """
     index = MessageIndex(max(precisions(store, version), default=0))
     for row in index_entries(store, version):
