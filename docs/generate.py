@@ -25,6 +25,7 @@ from typer.main import get_command
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conf.errors import DelaylineError, Rejected
+from conf.setting_groups import EVERYBODY, group_of
 from conf.settings import PRESETS, Settings
 from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
 from streaming.cli.app import app
@@ -145,7 +146,13 @@ def _settings() -> str:
         "ends the command with [`bad-setting`](errors.md); the error has the key, the value, the allowed values, and "
         "the source of the value.\n",
     ]
-    for section, keys in _documented().items():
+    documented = _documented()
+    lines += [
+        "The column *group* says who sets a key: everybody, operators of a large or unusual deployment, or, as an "
+        "advanced setting, somebody who measures before and after. Everybody decides about these eight:\n",
+        _table(("key", "default"), [(f"`{key}`", f"`{_default(documented, key)}`") for key in EVERYBODY]),
+    ]
+    for section, keys in documented.items():
         model = Settings if not section else Settings.model_fields[section].annotation
         if section:
             lines.append(f"## [{section}]\n\n{_text(inspect.getdoc(model))}\n")
@@ -153,12 +160,17 @@ def _settings() -> str:
             lines.append(f"{further}\n")
         prefix = f"{section}." if section else ""
         rows = [
-            (f"`{prefix}{key}`", f"`{default}`", _allowed(model, key), meaning)
+            (f"`{prefix}{key}`", group_of(f"{prefix}{key}"), f"`{default}`", _allowed(model, key), meaning)
             for key, (default, meaning) in keys.items()
         ]
-        lines.append(_table(("key", "default", "allowed", "meaning"), rows))
+        lines.append(_table(("key", "group", "default", "allowed", "meaning"), rows))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _default(documented: Mapping[str, Mapping[str, tuple[str, str]]], key: str) -> str:
+    section, _, name = key.rpartition(".")
+    return documented[section][name][0]
 
 
 def _documented() -> dict[str, dict[str, tuple[str, str]]]:
@@ -177,7 +189,8 @@ def _documented() -> dict[str, dict[str, tuple[str, str]]]:
             while value.count("[") > value.count("]"):
                 value += next(lines).strip()
             value = value.replace(",]", "]").replace("[ ", "[")
-            sections[section][key] = (value, " ".join(comment))
+            # The group of a key has a column of its own.
+            sections[section][key] = (value, " ".join(comment).removeprefix("Advanced. "))
             comment = []
         else:
             comment = []

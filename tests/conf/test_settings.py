@@ -3,14 +3,17 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
 from conf.secrets import is_secret
+from conf.setting_groups import ADVANCED, EVERYBODY, group_of
 from conf.settings import KafkaSettings, Settings, SparkSettings
 
+DEFAULTS = Path(__file__).parents[2] / "conf/delayline.toml"
 SECRET = "hunter2"
 SECRET_OPTIONS = {
     "sasl.password": SECRET,
@@ -133,3 +136,21 @@ def test_pydantics_own_errors_repeat_no_value() -> None:
         )
     assert raised.value.error_count() == 3
     assert SECRET not in f"{raised.value} {raised.value!r}"
+
+
+def test_each_setting_is_in_one_group_and_eight_are_for_everybody() -> None:
+    fields = Settings.model_fields
+    keys = {name for name, field in fields.items() if not hasattr(field.annotation, "model_fields")}
+    for section in fields.keys() - keys:
+        keys |= {f"{section}.{key}" for key in fields[section].annotation.model_fields}  # type: ignore[union-attr]
+    assert len(EVERYBODY) == 8
+    assert not set(EVERYBODY) & set(ADVANCED)
+    assert {*EVERYBODY, *ADVANCED} <= keys
+    (head, *_) = DEFAULTS.read_text().split("\n# The name of the job")
+    assert all(key in head for key in EVERYBODY)
+    assert DEFAULTS.read_text().count("# Advanced.\n") == len(ADVANCED)
+
+
+def test_groups_tell_who_sets_a_key() -> None:
+    of = {group_of(key) for key in ("topics.input", "release.lead", "index.precision_bits")}
+    assert of == {"everybody", "operators", "advanced"}
