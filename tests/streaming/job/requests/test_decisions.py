@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -298,7 +298,8 @@ class Service:
     def _state_stage(
         self, span: BatchSpan, clock_ms: int, arrivals: Accepted, overflows: bool
     ) -> tuple[pa.Table, list[bytes | None]]:
-        running = RunningBatch(span.batch_id, BATCH_SETTINGS, 2, 100, clock_ms)
+        settings = replace(BATCH_SETTINGS, first_bucket=span.origin.first_bucket)
+        running = RunningBatch(span.batch_id, settings, 2, 100, clock_ms)
         own: dict[int, list[bytes | None]] = {key: [] for key in BATCH_SETTINGS.shard_keys}
         requests = RequestGrouping(running)
         for key, own_requests in [*requests.divide(arrivals), *requests.ids()]:
