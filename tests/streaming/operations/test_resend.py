@@ -189,7 +189,7 @@ def test_a_stub_is_refused_with_the_place_of_its_record(desk: Desk) -> None:
     assert (result.exit_code, result.stderr) == (1, "1 resent, 1 refused\n")
     (row,) = (line for line in result.stdout.splitlines() if line.startswith(stub))
     offset = stub.rsplit("/", 1)[1]
-    assert "it is a stub, without the record's value (3000000 bytes)" in row
+    assert "it is a stub without the record's value (3000000 bytes)" in row
     assert f"in partition 2 of {desk.input} at offset {offset}" in row
     assert desk.inputs(1)[0].header("delayline-first-id") == whole.encode()
 
