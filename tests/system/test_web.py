@@ -79,7 +79,7 @@ def test_a_person_looks_cancels_and_postpones(
     page = Page(browser, start_page(monitored, f"web.token={_TOKEN}"))
 
     # The counts need no login.
-    page.shows("#figures", r"40\s+messages wait")
+    page.shows("#figures", r"waiting\s+40 messages")
     page.shows("#job", "the job answers at")
     page.shows("#forwarders", r"^\S+-job-forward-0 on \S+; 0 records undecided$")
     page.shows("#lanes tbody", r"^0 0 \S+-job-forward-0 \S+-job-forward-0$")

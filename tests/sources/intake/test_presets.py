@@ -92,12 +92,12 @@ def test_a_preset_reads_where(preset: str, header: str) -> None:
         ("rabbitmq", "x-delay", b"--1", "x-delay is a whole number"),
         ("rabbitmq", "x-delay", b"\0\0\x13\x88", "perhaps the number 5000"),
         ("rabbitmq", "x-delay", None, "it has no value"),
-        ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON asks for what"),
+        ("activemq", "AMQ_SCHEDULED_CRON", b"0 * * * *", "AMQ_SCHEDULED_CRON asks for a feature"),
         ("activemq", "_AMQ_SCHED_DELIVERY", b"5000", "is before September 2001 as epoch ms. Is it a delay?"),
         ("activemq", "_AMQ_SCHED_DELIVERY", b"%d" % (DUE_MS // 1_000), "is seconds by its size"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"%d" % DUE_MS, "1 to 8 bytes"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"\xff" * 6, "1 to 8 bytes"),
-        ("nats", "Nats-Schedule", b"@every 5m", "schedules that repeat are not supported"),
+        ("nats", "Nats-Schedule", b"@every 5m", "repeating schedules are not supported"),
         ("nats", "Nats-Schedule", b"@at tomorrow", "'tomorrow' is not RFC 3339"),
         ("nats", "Nats-Schedule", b"@at 1798135200000", "is not RFC 3339"),
         ("rocketmq", "TIMER_DELIVER_MS", b"1798135200", "is seconds by its size"),
@@ -123,7 +123,7 @@ def test_what_a_preset_cannot_follow_is_a_dead_letter_that_names_the_header(
 def test_a_header_about_a_schedule_is_refused_with_it_and_means_nothing_without(
     preset: str, schedule: tuple[str, bytes], other: tuple[str, bytes]
 ) -> None:
-    assert f"{other[0]} asks for what" in accepted(preset, schedule, other)["error_text"]
+    assert f"{other[0]} asks for a feature" in accepted(preset, schedule, other)["error_text"]
     alone = accepted(preset, other)
     assert (alone["error_code"], alone["deliver_at_ms"]) == (None, WRITTEN_MS)
 
