@@ -86,7 +86,7 @@ def test_a_topic_that_the_job_may_not_write_to_is_not_offered_to_publishers(
         # The output topic is an operator's: without the right to write to it the job ends.
         offered = {guest.topics.output, guest.topics.dead_letter, guest.results_topic, open_to_all}
         assert offered_topics(settings).keys() == offered
-        assert f"may not write to {barred}: messages" in caplog.text
+        assert f"may not write to {barred}. Messages" in caplog.text
         assert hidden not in partition_counts(settings, sides)
         # Another login writes then.
         apart = settings.model_copy(update={"release": settings.release.model_copy(update={"processes": 0})})
