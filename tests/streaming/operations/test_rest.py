@@ -242,10 +242,10 @@ def _stored(*rows: tuple[int, int, str | None]) -> pa.Table:
     )  # fmt: skip
 
 
-def _lost_job(last: OrderKey | None) -> HandedOver:
+def _lost_job(last: OrderKey | None, cutoff_ms: int = CUTOFF_MS) -> HandedOver:
     """Return what a job with one shard has handed over, whose batch 7 was cut off: up to `last`."""
     origin = CheckpointOrigin("c", 1, 1, first_bucket=1)
-    span = BatchSpan(origin, 7, CUTOFF_MS - 500, CUTOFF_MS, {TOPIC: {"0": 5}}, READ, previous_clock_ms=CLOCK_MS - 500)
+    span = BatchSpan(origin, 7, cutoff_ms - 500, cutoff_ms, {TOPIC: {"0": 5}}, READ, previous_clock_ms=CLOCK_MS - 500)
     return HandedOver((Progress(span, 1, last),))
 
 
@@ -291,6 +291,14 @@ def test_what_was_made_due_at_once_is_left_until_the_markers_show_it(
     # In a later bucket it is another message, of a topic that was made anew.
     later = [pa.RecordBatch.from_pydict({"bucket": [10], "chunk": [encode_chunk(stored)]})]
     assert not list(moved.left_in_table(1)(later))
+
+
+def test_what_was_made_due_at_once_is_for_the_first_batch_also_if_the_markers_are_of_long_ago() -> None:
+    # Nothing was handed over for an hour.
+    handed_over = _lost_job(None, CLOCK_MS - HOUR)
+    _, moved = moved_in([_stored((4, 8, NOW))], handed_over)
+    (due,) = moved.left_of(messages([{"offset": 4, "deliver_at_ms": FAR_MS}])).column("deliver_at_ms").to_pylist()
+    assert due == handed_over.cutoff_ms - 1 < MOVED_MS
 
 
 def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -> None:
