@@ -230,7 +230,7 @@ def test_writers_of_an_earlier_holder_are_refused(settings: Settings) -> None:
 
 def test_a_missing_topic_and_an_invalid_record_are_named(settings: Settings, make_settings: MakeSettings) -> None:
     with pytest.raises(TopicMissing, match="delayline topics create"):
-        HeldLease(make_settings("topics.lease=never-made"), "run")
+        HeldLease(make_settings("application_id=never-made"), "run")
     producer = Producer(librdkafka_options(settings.kafka))
     producer.produce(settings.lease_topic, b'{"number": "one"}', b"lease", 0)
     producer.flush(10)

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 from confluent_kafka import Producer
+from kafka.admin import KafkaAdminClient
 from typer.testing import CliRunner, Result
 
 from conf.settings import Settings
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
-from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
 from tests.unreadable_headers import write_unreadable
 
@@ -103,9 +103,10 @@ def test_topics_are_created_and_shown(settings: Settings) -> None:
     assert run(settings, "topics", "show").exit_code == 0
 
 
-def test_a_progress_topic_with_another_configuration_is_an_error(settings: Settings, make_topic: MakeTopic) -> None:
-    progress = f"topics.progress={make_topic(5)}"
-    result = run(settings, "topics", "create", "--set", progress)
+def test_a_progress_topic_with_another_configuration_is_an_error(settings: Settings, admin: KafkaAdminClient) -> None:
+    topic = {"num_partitions": 5, "replication_factor": 1}
+    admin.create_topics({settings.progress_topic: topic}, wait_for_metadata=True)
+    result = run(settings, "topics", "create")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: topic-mismatch: ")
 
