@@ -49,7 +49,7 @@ def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:
     ]
     rows = [{"offset": n, "kind": ANSWER, "output_topic": "results", "value": value} for n, value in enumerate(answers)]
     counts.add(messages([*rows, {"offset": 9, "output_topic": "out", "value": answers[0]}]), {}, 100)
-    assert counts.answers() == {"cancelled": 2, "too-late": 1, "kept": 0, "unknown": 1}
+    assert counts.answers() == {"cancelled": 2, "due-now": 0, "too-late": 1, "kept": 0, "unknown": 1}
     assert [*counts.topics()] == ["out"]
 
 
