@@ -6,6 +6,8 @@ Python to pandas and back) is then paid once for each chunk, not once for each m
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from state.kinds import KIND
@@ -50,6 +52,12 @@ DELIVER_AT_HEADER = "delayline-deliver-at"
 def empty_messages() -> pa.Table:
     """Return a table of `MESSAGE_SCHEMA` without rows."""
     return MESSAGE_SCHEMA.empty_table()
+
+
+def with_due_times(messages: pa.Table, dues_ms: npt.NDArray[np.int64]) -> pa.Table:
+    """Return `messages` as due at `dues_ms` (epoch ms), one for each of them."""
+    at = messages.schema.get_field_index("deliver_at_ms")
+    return messages.set_column(at, messages.schema.field(at), pa.array(dues_ms, pa.int64()))
 
 
 def encode_chunk(messages: pa.Table) -> bytes:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from sinks.internal_topics.position import Place
 from sinks.release.encoded_chunks import Chunk
 from state.kinds import DUE_NOW, is_message, with_kind
+from state.message import with_due_times
 from state.message_ids import NO_IDS, Ids, among
 from state.order import OrderKey, count_before
 
@@ -53,5 +54,4 @@ def wanted_of(messages: pa.Table, wanted: Ids) -> pa.Table:
 def due_now(messages: pa.Table, now_ms: int) -> pa.Table:
     """Return `messages` as made due at `now_ms` (epoch ms), unless they are due sooner."""
     dues = np.minimum(messages.column("deliver_at_ms").to_numpy(), now_ms)
-    at = messages.schema.get_field_index("deliver_at_ms")
-    return with_kind(messages.set_column(at, messages.schema.field(at), pa.array(dues, pa.int64())), DUE_NOW)
+    return with_kind(with_due_times(messages, dues), DUE_NOW)

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import DUE_NOW, is_message, kinds_of
-from state.message import decode_chunk
+from state.kinds import DUE_NOW, KIND, is_message, kinds_of
+from state.message import decode_chunk, with_due_times
 from state.message_ids import ID_SCHEMA, among, ids_in, places_in, rows_among, table_of
 from state.order import in_order
 from state.shards import by_shard
@@ -139,11 +139,9 @@ class _Moves:
             new_dues, are_at_once = (each[places] for each in self._terms[source])
             dues[rows] = np.where(are_at_once, np.minimum(dues[rows], new_dues), new_dues)
             at_once[rows] = are_at_once
-        kinds = np.where(at_once, DUE_NOW, kinds_of(own))
-        for name, column in (("deliver_at_ms", dues), ("kind", kinds)):
-            at = own.schema.get_field_index(name)
-            own = own.set_column(at, own.schema.field(at), pa.array(column, own.schema.field(at).type))
-        return own.append_column("at_once", pa.array(at_once))
+        kinds = pa.array(np.where(at_once, DUE_NOW, kinds_of(own)), KIND.type)
+        moved = with_due_times(own, dues).set_column(own.schema.get_field_index("kind"), KIND, kinds)
+        return moved.append_column("at_once", pa.array(at_once))
 
 
 class _Moved:

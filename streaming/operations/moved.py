@@ -20,7 +20,7 @@ from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
 from state.kinds import DUE_NOW, is_message, with_kind
-from state.message import decode_chunk
+from state.message import decode_chunk, with_due_times
 from state.message_ids import ID, among, ids_in, places_in
 
 
@@ -77,17 +77,12 @@ class Moved:
         """Return those of `messages`, all of them `moved`, that are left, at their new due times."""
         own = moved.take(pa.array(places_in(moved, messages)))
         dues = np.minimum(*(each.column("deliver_at_ms").to_numpy() for each in (messages, own)))
-        messages = with_kind(_due_at(messages, dues), DUE_NOW)
+        messages = with_kind(with_due_times(messages, dues), DUE_NOW)
         is_left = ~self.handed_over.of_moved(messages, own.column("bucket").to_numpy())
         # The new checkpoint begins at the cutoff, which may be of long ago. Its first batch hands these over, so that
         # no request that is read later undoes what was answered.
-        overdue = _due_at(messages, np.minimum(dues, self.handed_over.cutoff_ms - 1))
+        overdue = with_due_times(messages, np.minimum(dues, self.handed_over.cutoff_ms - 1))
         return overdue.filter(pa.array(is_left))
-
-
-def _due_at(messages: pa.Table, dues: np.ndarray) -> pa.Table:
-    at = messages.schema.get_field_index("deliver_at_ms")
-    return messages.set_column(at, messages.schema.field(at), pa.array(dues, pa.int64()))
 
 
 def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[OffsetBitmaps, Moved]:

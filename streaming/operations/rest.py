@@ -19,6 +19,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import is_ask, requests_in
+from state.message import with_due_times
 from state.message_ids import among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
 from state.names import KEEP
@@ -115,7 +116,7 @@ class Rest:
         # The asks that come with the records are behind the messages.
         lost = accept(records, self.batch_settings, lost_ms).messages.slice(0, records.num_rows)
         asks = messages.slice(records.num_rows)
-        lost = pa.concat_tables([lost, _due_at(asks, np.minimum(_dues(asks), lost_ms))]).combine_chunks()
+        lost = pa.concat_tables([lost, with_due_times(asks, np.minimum(_dues(asks), lost_ms))]).combine_chunks()
         dues, topics = _dues(lost).copy(), lost.column("topic")
         latest = lost.column("timestamp_ms").to_numpy() + _MOST_LAG_MS
         for topic in topics.unique().to_pylist():
@@ -124,7 +125,7 @@ class Rest:
                 most_ms = self.batch_settings.max_delay_ms if policy.most_ms is None else policy.most_ms
                 own = np.asarray(pc.equal(topics, topic))
                 dues[own] = np.minimum(dues, latest + most_ms)[own]
-        return _due_at(lost, dues)
+        return with_due_times(lost, dues)
 
 
 def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
@@ -169,8 +170,3 @@ def _answers(
 
 def _dues(messages: pa.Table) -> np.ndarray:
     return np.asarray(messages.column("deliver_at_ms").to_numpy())
-
-
-def _due_at(messages: pa.Table, dues_ms: np.ndarray) -> pa.Table:
-    at = messages.schema.get_field_index("deliver_at_ms")
-    return messages.set_column(at, messages.schema.field(at), pa.array(dues_ms, pa.int64()))
