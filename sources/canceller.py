@@ -187,8 +187,8 @@ def asks_for(
 
     `header` is what is asked for the ids: `CANCEL_HEADER` or `DELIVER_NOW_HEADER`. An ask by a name goes to the
     partition of the messages that have the name as their key. The names are those of the input topic `topic`, or else
-    of the first one. Raises UsageError for an id that is none of an input topic, and for a name that the job would not
-    look up.
+    of the first one. Raises UsageError for an id that does not belong to an input topic, and for a name that the job
+    would not look up.
     """
     asks = []
     for text in ids:

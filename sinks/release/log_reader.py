@@ -130,7 +130,7 @@ class LogReader:
         """Yield what `read` does, until everything that was there lately has been read.
 
         Raises what `read` does, and BrokerUnreachable if nothing more can be read for 30 s: a partition without a
-        leader is no error that lasts.
+        leader gets one again in time.
         """
         ends, heard_s = dict(self.ends), time.monotonic()
         while not self.at_end:

@@ -110,7 +110,7 @@ class Removed(NamedTuple):
 
     @property
     def certain(self) -> Ids:
-        """Those that it has taken out for certain."""
+        """The ids that it has taken out, without those of which it only may have."""
         return united([self.cancelled, self.delivered])
 
 

@@ -17,7 +17,7 @@ from state.names import CANCEL_NAME_HEADER, NAME_HEADER
 # Short enough to be numbers that Kafka can have.
 _PLAIN_ID = r"^[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})$"
 
-# What a record is refused with that asks wrongly, by the header that asks.
+# The error of a record with a bad request, by the header of the request.
 _ERRORS: dict[str, type[Rejected]] = {CANCEL_HEADER: BadCancel, DELIVER_NOW_HEADER: BadDeliverNow}
 
 

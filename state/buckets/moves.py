@@ -124,7 +124,7 @@ class _Moves:
         self._terms = {source: (dues[own], at_once[own]) for source, own in rows.items()}
 
     def among(self, messages: pa.Table) -> np.ndarray:
-        """Return which of `messages` are moved. A dead letter or an ask is none, whatever its id."""
+        """Return which of `messages` are moved. Dead letters and requests never are, even if they have such an id."""
         named = among(messages, self._ids)
         return named & is_message(messages) if named.any() else named
 

@@ -75,7 +75,7 @@ def pass_by(arrivals: list[pa.Table], cutoff_ms: int) -> BucketAdvance:
 class TakenOut:
     """What is `left` of tables without the messages that are asked for, and those that were `found` (`MESSAGE_SCHEMA`).
 
-    Dead letters are left, and so are asks, whose publishers wait for an answer.
+    Dead letters stay in `left`, and so do requests, because their publishers wait for an answer.
     """
 
     left: list[pa.Table]
