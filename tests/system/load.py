@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 
 from tests.system.conftest import Application
@@ -49,26 +50,26 @@ def publish_mixed(ledger: Ledger, application: Application, count: int, seed: in
 
 def cancel_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
     """Ask for the cancel of some of all messages that were ever published, a few of them twice."""
-    ledger.flush()
-    chosen = random.Random(seed)
-    for identity in sorted(ledger.sent):
-        if chosen.random() < share:
-            ledger.cancel(identity)
-            if chosen.random() < 0.2:
-                ledger.cancel(identity, partition=chosen.randrange(2))
-    ledger.cancel(f"{application.input}/0/{10**12}")
+    _ask_for_some(ledger.cancel, ledger, application, seed, share)
 
 
 def deliver_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
     """Ask for some of all messages that were ever published to be due at once, a few of them twice."""
+    _ask_for_some(ledger.deliver_now, ledger, application, seed, share)
+
+
+def _ask_for_some(
+    ask: Callable[[str, int | None], None], ledger: Ledger, application: Application, seed: int, share: float
+) -> None:
     ledger.flush()
     chosen = random.Random(seed)
     for identity in sorted(ledger.sent):
         if chosen.random() < share:
-            ledger.deliver_now(identity)
+            ask(identity, None)
             if chosen.random() < 0.2:
-                ledger.deliver_now(identity, partition=chosen.randrange(2))
-    ledger.deliver_now(f"{application.input}/0/{10**12}")
+                ask(identity, chosen.randrange(2))
+    # Nothing was published there.
+    ask(f"{application.input}/0/{10**12}", None)
 
 
 def replace_some(ledger: Ledger, application: Application, seed: int, count: int = 30) -> None:
