@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -73,30 +74,37 @@ def test_a_checkpoint_that_is_not_retired_is_refused_if_another_was_announced(
         refuse_replaced(settings, first)
 
 
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    with closing(HeldLease(settings, "rescale")) as held:
+        yield held
+
+
+@pytest.fixture
+def checkpoint(spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path) -> Checkpoint:
+    """The checkpoint of a job that has run one batch."""
+    begun = recover(spark, settings, False, lease).checkpoint
+    plan(tmp_path / "checkpoint", 0)
+    commit(tmp_path / "checkpoint", 0)
+    return begun
+
+
 def test_a_checkpoint_that_lost_a_batch_which_has_sealed_is_refused_before_anything_changes(
-    spark: SparkSession, settings: Settings, tmp_path: Path
+    spark: SparkSession, settings: Settings, lease: HeldLease, checkpoint: Checkpoint
 ) -> None:
-    with closing(HeldLease(settings, "rescale")) as lease:
-        checkpoint = recover(spark, settings, False, lease).checkpoint
-        plan(tmp_path / "checkpoint", 0)
-        commit(tmp_path / "checkpoint", 0)
-        # Batch 1, of which nothing is in the offset log.
-        store, origin = BucketTable(spark, buckets_path(settings)), checkpoint.origin
-        store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
-        with pytest.raises(CheckpointMismatch, match=r"that batch 1 sealed, but the offset log .* batch 0"):
-            _rescale(spark, settings, 8, lease)
+    # Batch 1, of which nothing is in the offset log.
+    store, origin = BucketTable(spark, buckets_path(settings)), checkpoint.origin
+    store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
+    with pytest.raises(CheckpointMismatch, match=r"that batch 1 sealed, but the offset log .* batch 0"):
+        _rescale(spark, settings, 8, lease)
     assert not checkpoint.is_retired()
     assert partition_counts(settings, [settings.progress_topic])[settings.progress_topic] < 8
 
 
 def test_a_checkpoint_that_lost_what_a_rescale_reads_is_refused_before_it_is_retired(
-    spark: SparkSession, settings: Settings, tmp_path: Path
+    spark: SparkSession, settings: Settings, lease: HeldLease, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    with closing(HeldLease(settings, "rescale")) as lease:
-        checkpoint = recover(spark, settings, False, lease).checkpoint
-        plan(tmp_path / "checkpoint", 0)
-        commit(tmp_path / "checkpoint", 0)
-        (tmp_path / "checkpoint" / "delayline-settings.json").unlink()
-        with pytest.raises(CheckpointUnreadable, match=r"batches, but delayline-settings\.json is missing"):
-            _rescale(spark, settings, 3, lease)
+    (tmp_path / "checkpoint" / "delayline-settings.json").unlink()
+    with pytest.raises(CheckpointUnreadable, match=r"batches, but delayline-settings\.json is missing"):
+        _rescale(spark, settings, 3, lease)
     assert not checkpoint.is_retired()

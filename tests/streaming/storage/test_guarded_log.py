@@ -16,13 +16,23 @@ from streaming.storage.guarded_log import GuardedLog
 from tests.streaming.stalled_upload import StalledUpload, counts, seal
 
 
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def store(spark: SparkSession, storage: Path) -> BucketTable:
+    """A table with one sealed bucket."""
+    table = BucketTable(spark, str(storage / "buckets"))
+    table.create(from_arrow_schema(STORED_SCHEMA))
+    seal(table, 0)
+    return table
+
+
 def test_an_upload_that_arrives_after_a_takeover_is_undone_before_anything_is_handed_over(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, storage: Path, store: BucketTable, tmp_path: Path
 ) -> None:
-    storage = tmp_path / "storage"
-    store = BucketTable(spark, str(storage / "buckets"))
-    store.create(from_arrow_schema(STORED_SCHEMA))
-    seal(store, 0)
     stalled = StalledUpload(spark, storage, tmp_path / "elsewhere")
 
     # The successor fences the merges of the driver before, and replays its batch.
@@ -57,12 +67,8 @@ def test_an_upload_that_arrives_after_a_takeover_is_undone_before_anything_is_ha
 
 
 def test_an_upload_that_replaces_the_fence_before_it_is_kept_stays_and_the_next_process_builds_on_it(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, storage: Path, store: BucketTable, tmp_path: Path
 ) -> None:
-    storage = tmp_path / "storage"
-    store = BucketTable(spark, str(storage / "buckets"))
-    store.create(from_arrow_schema(STORED_SCHEMA))
-    seal(store, 0)
     stalled = StalledUpload(spark, storage, tmp_path / "elsewhere")
 
     class Interrupted(BucketTable):
@@ -85,12 +91,8 @@ def test_an_upload_that_replaces_the_fence_before_it_is_kept_stays_and_the_next_
 
 
 def test_the_newest_entry_is_put_back_if_it_is_lost_and_deleted_with_its_checksum_if_that_was_meant(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, storage: Path, store: BucketTable
 ) -> None:
-    storage = tmp_path / "storage"
-    store = BucketTable(spark, str(storage / "buckets"))
-    store.create(from_arrow_schema(STORED_SCHEMA))
-    seal(store, 0)
     guard = GuardedLog(spark, str(storage), needed=True)
     guard.restore(store)
     guard.take_over(store, 2)
