@@ -86,6 +86,7 @@ bench: $(STAMP)
 .PHONY: docs
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m benchmarks.results_page
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov

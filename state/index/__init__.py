@@ -14,5 +14,5 @@ the coarsest.
 In memory: TimeBucket (slot -> source -> bitmap) spreads the ids of one source over as many bitmaps as there are slots.
 This index instead keeps the ids of a source in Roaring bitmaps by offset, page by page, and beside them the slots in
 offset order, packed into as few bits as the page needs. That takes fewer bytes, above all where due times are in no
-order (`benchmarks/README.md`).
+order (`python -m benchmarks index`).
 """
