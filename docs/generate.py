@@ -1,15 +1,16 @@
-"""Generates docs/reference/ from the code: commands, settings, error codes, dead letters.
+"""Generates docs/reference/ from the code: commands, settings, error codes, dead letters, metrics.
 
     python docs/generate.py            # writes the pages
     python docs/generate.py --check    # writes nothing; exit code 1 if a page does not match the code
 
 Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
-(allowed values), `conf/errors.py` (codes), `docs/reference/remedies.toml` (what to do about each code), and the titles
-of `docs/operate/runbooks` (which codes have a runbook).
+(allowed values), `conf/errors.py` (codes), `docs/reference/remedies.toml` (what to do about each code), the titles of
+`docs/operate/runbooks` (which codes have a runbook), and the calls in `streaming/monitor` that make metrics.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -33,6 +34,13 @@ from streaming.cli.app import app
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs/reference"
 RUNBOOKS = ROOT / "docs/operate/runbooks"
+MONITOR = ROOT / "streaming/monitor"
+# The modules with the metrics of each program.
+_METRICS = {
+    "Release processes": ("release_metrics.py",),
+    "Forwarders": ("forward_metrics.py",),
+    "The job": ("job_metrics.py", "held_input.py"),
+}
 _HEAD = "<!-- Written by docs/generate.py from {source}. Change that, then run `make docs`. -->\n# {title}\n"
 _SHARED_OPTIONS = ("--config", "--set")
 # The TOML file does not list the keys of the two sections that accept any client option.
@@ -62,6 +70,7 @@ def pages() -> dict[str, str]:
         "settings.md": _settings(),
         "errors.md": _errors(remedies["errors"]),
         "dead-letters.md": _dead_letters(remedies["dead-letters"]),
+        "metrics.md": _metrics(),
     }
 
 
@@ -253,6 +262,38 @@ def _dead_letters(remedies: Mapping[str, str]) -> str:
         "and a message. [Dead letters](../publish/dead-letters.md) describes them.\n\n"
         + _table(("code", "the record"), rows)
     )
+
+
+def _metrics() -> str:
+    lines = [
+        _HEAD.format(source="streaming/monitor/", title="Metrics") + "\n",
+        "Each process answers at `/metrics` ([addresses](../operate/monitoring.md)). Counters begin at 0 with each "
+        "start of a process. The [alert rules](../../conf/monitoring/prometheus-rules.yaml) show which to watch.\n",
+    ]
+    for program, modules in _METRICS.items():
+        rows = [row for module in modules for row in metrics_of((MONITOR / module).read_text())]
+        lines.append(f"\n## {program}\n\n" + _table(("metric", "kind", "label", "meaning"), rows))
+    return "".join(lines)
+
+
+def metrics_of(source: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, kind, label and meaning of each metric that a module makes.
+
+    A metric is made by a call with its name and meaning first, of `GaugeMetricFamily` or a function for gauges, or of
+    `prometheus_client`'s classes for other kinds.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or len(node.args) < 2:
+            continue
+        name, meaning = (
+            str(argument.value) if isinstance(argument, ast.Constant) else "" for argument in node.args[:2]
+        )
+        if not name.startswith("delayline_"):
+            continue
+        labels = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "labels"]
+        kind = re.sub(r"metricfamily$", "", node.func.id.lower().strip("_"))
+        suffix = "_total" if kind == "counter" else ""
+        yield f"`{name}{suffix}`", kind, ", ".join(f"`{label}`" for each in labels for label in each), meaning
 
 
 def _check_remedies(codes: Iterable[str], remedies: Mapping[str, str], table: str) -> None:

@@ -262,11 +262,15 @@ class JobCounts(Collector):
             return iter([*self._batches(), *self._what_waits()])
 
     def _batches(self) -> Iterable[Metric]:
-        read = CounterMetricFamily("delayline_read_records", "Records read from an input topic.", labels=["topic"])
+        read = CounterMetricFamily(
+            "delayline_read_records", "Records of an input topic that batches read.", labels=["topic"]
+        )
         for topic, count in sorted(self._read.items()):
             read.add_metric([topic], count)
         accepted = CounterMetricFamily(
-            "delayline_accepted_messages", "Messages accepted from an input topic.", labels=["topic"]
+            "delayline_accepted_messages",
+            "Records of an input topic that batches accepted as messages.",
+            labels=["topic"],
         )
         for topic, count in sorted(self._accepted.items()):
             accepted.add_metric([topic], count)
@@ -274,7 +278,9 @@ class JobCounts(Collector):
         sealed.add_metric([], self._sealed)
         cancelled = CounterMetricFamily("delayline_cancelled_messages", "Messages cancelled by batches.")
         cancelled.add_metric([], self._cancelled)
-        seconds = SummaryMetricFamily("delayline_batch_seconds", "Duration of batches, by step.", labels=["step"])
+        seconds = SummaryMetricFamily(
+            "delayline_batch_seconds", "Duration of batches, by step; claims is the wait for claims.", labels=["step"]
+        )
         for step, count in sorted(self._step_counts.items()):
             seconds.add_metric([step], count, self._step_seconds[step])
         lag = GaugeMetricFamily(
@@ -297,7 +303,11 @@ class JobCounts(Collector):
                 self._lease_s,
             )
         if self.batch_done_s is not None and self._done is not None:
-            yield _gauge("delayline_batch_done_timestamp_seconds", "When the last batch ended.", self.batch_done_s)
+            yield _gauge(
+                "delayline_batch_done_timestamp_seconds",
+                "When the last batch ended. More than 30 s ago, the job is down or stuck.",
+                self.batch_done_s,
+            )
             yield _gauge(
                 "delayline_handed_over_until_timestamp_seconds",
                 "Messages due before this instant are staged. Normally clock.horizon ahead of now.",
@@ -310,7 +320,9 @@ class JobCounts(Collector):
         table, all_waiting = self._table, self._waiting(self._done, self._table)
         yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table.buckets)
         yield _gauge("delayline_sealed_segments", "Segments of sealed buckets.", len(table.segments))
-        yield _gauge("delayline_metadata_bytes", "Memory of segment metadata.", metadata_bytes(table.segments))
+        yield _gauge(
+            "delayline_metadata_bytes", "Memory of segment metadata in the driver.", metadata_bytes(table.segments)
+        )
         yield _gauge(
             "delayline_sealed_bytes",
             "Bytes of the sealed messages, uncompressed, approximately.",
@@ -318,8 +330,8 @@ class JobCounts(Collector):
         )
         if table.size is not None:
             size, files = table.size
-            yield _gauge("delayline_table_bytes", "Bytes of the files of the table of sealed buckets.", size)
-            yield _gauge("delayline_table_files", "Files of the table of sealed buckets.", files)
+            yield _gauge("delayline_table_bytes", "Bytes of the table's files, without replaced ones.", size)
+            yield _gauge("delayline_table_files", "Files of the table, without replaced ones.", files)
         yield _gauge("delayline_merges_running", "Running merges of sealed buckets.", table.merges.running)
         yield CounterMetricFamily("delayline_merges", "Finished merges of sealed buckets.", table.merges.finished)
         yield CounterMetricFamily("delayline_merging_seconds", "Duration of finished merges.", table.merges.seconds)
@@ -356,10 +368,18 @@ def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
     for name, span_s in WITHIN_S.items():
         due.add_metric([name], waiting.due_before(int((now_s + span_s) * 1000)))
     yield due
-    for name, due_ms in (("next", waiting.next_due_ms), ("last", waiting.last_due_ms)):
-        if due_ms is not None:
-            text = f"Due time of the {'first' if name == 'next' else 'last'} waiting message that is not staged."
-            yield _gauge(f"delayline_{name}_due_timestamp_seconds", text, due_ms / 1000)
+    if waiting.next_due_ms is not None:
+        yield _gauge(
+            "delayline_next_due_timestamp_seconds",
+            "Due time of the first waiting message that is not staged.",
+            waiting.next_due_ms / 1000,
+        )
+    if waiting.last_due_ms is not None:
+        yield _gauge(
+            "delayline_last_due_timestamp_seconds",
+            "Due time of the last waiting message that is not staged.",
+            waiting.last_due_ms / 1000,
+        )
 
 
 def _failures(by_step: Mapping[str, StepFailures]) -> Iterable[Metric]:

@@ -190,8 +190,8 @@ def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
     assert dead_letters() == before | {"expired": 1}
 
 
-def test_each_metric_is_in_the_operators_table(labels: dict[str, set[str]]) -> None:
-    documented = set(_METRIC.findall((ROOT / "docs/operate/metrics.md").read_text()))
+def test_each_metric_is_in_the_reference(labels: dict[str, set[str]]) -> None:
+    documented = set(_METRIC.findall((ROOT / "docs/reference/metrics.md").read_text()))
     families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in labels}
     assert families == documented
 
