@@ -69,7 +69,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def most_buckets(fan_in: int, messages: int, sealed_at_once: float) -> float:
-    """Return the bound of docs/internals/decisions/log-structured-storage.md, with one bucket that is being merged."""
+    """Return the bound of docs/platform/capacity.md, with one bucket that is being merged."""
     return (fan_in - 1) * (1 + math.log(max(fan_in, messages / max(1.0, sealed_at_once)), fan_in)) + 1
 
 

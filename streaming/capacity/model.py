@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conf.settings import Settings
 from state.buckets.merge import SLICE_BYTES, SLICE_MESSAGES, most_buckets
 
-# Each constant was measured on two cores (docs/platform/capacity.md has the commands), at values that do not compress.
+# Each constant was measured on two cores (`python -m benchmarks scale`), at values that do not compress.
 # Bytes that a message takes on disk beside its own: due time, id, and its share of the index.
 _STORED_OVERHEAD = 15
 # Bytes of a message in memory beside its own, which the limits of buckets and segments count.

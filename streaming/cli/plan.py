@@ -36,9 +36,8 @@ def plan(
 ) -> None:
     """Estimate the cost of a load with these settings: storage, metadata, rewrites, files, memory, processes, restart.
 
-    The estimate is a model with constants that were measured on two cores. docs/platform/capacity.md compares it with
-    measured figures. It assumes that values do not compress. For uneven delays, give twice the mean delay as the
-    spread.
+    The estimate is a model with constants that were measured on two cores (docs/platform/capacity.md). It assumes that
+    values do not compress. For uneven delays, give twice the mean delay as the spread.
 
     JSON keys: rate, spread_s, size, replication, retention_s, and the fields of the model (bytes, seconds, counts).
     """
