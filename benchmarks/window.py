@@ -110,7 +110,7 @@ def _load(table: SealedTable, catalog: SegmentCatalog) -> tuple[int, int]:
     settings = load_settings(None, [], environ={})
     before = _bytes_read(table)
     window = PrefetchWindow(
-        table.store, catalog, 0, [], settings.window.ahead, settings.window.max_bytes, settings.bucket.shards
+        table.store, catalog, 0, [], settings.clock.horizon, settings.window.max_bytes, settings.bucket.shards
     )
     for hour in range(_HOURS):
         window.take(hour * _HOUR_MS, (hour + 1) * _HOUR_MS)

@@ -23,7 +23,6 @@ ADVANCED = (
     "bucket.fan_in",
     "segment.max_messages",
     "index.precision_bits",
-    "window.ahead",
     "window.max_bytes",
     "release.transaction_messages",
     "release.max_bytes",

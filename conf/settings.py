@@ -138,9 +138,8 @@ class IndexSettings(Section):
 
 
 class WindowSettings(Section):
-    """How far ahead of the cutoff segments are loaded, in time and in bytes."""
+    """How many bytes of sealed messages are loaded ahead of the cutoff."""
 
-    ahead: Annotated[int, duration(SECOND, DAY)] = MINUTE
     max_bytes: Annotated[int, Bounded(1024, MOST)] = 256 * 1024 * 1024
 
 

@@ -39,7 +39,6 @@ _LIMITS_S = {"driver-kill": 10.0, "release-kill": 5.0, "forward-kill": 5.0, "wor
 LOW_LIMITS = (
     "bucket.max_messages=3000",
     "bucket.fan_in=4",
-    "window.ahead=20s",
 )
 _SETTINGS = (
     *LOW_LIMITS,

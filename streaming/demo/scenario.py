@@ -59,7 +59,6 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         "bucket.max_messages=10",
         "segment.max_messages=10",
         "bucket.fan_in=3",
-        "window.ahead=8s",
         # A killed JVM leaves unpacked libraries in its folder for temporary files.
         f"spark.spark.driver.extraJavaOptions=-Djava.io.tmpdir={folder / 'tmp'}",
     ]

@@ -83,7 +83,8 @@ class BatchRunner:
             state.catalog,
             state.handed_over_before_ms,
             state.overdue,
-            settings.window.ahead,
+            # A load may take as long as a batch may before messages are late.
+            settings.clock.horizon,
             settings.window.max_bytes,
             settings.bucket.shards,
             failures,

@@ -66,7 +66,6 @@ class Application:
             "bucket.max_messages=100",
             "segment.max_messages=60",
             "bucket.fan_in=3",
-            "window.ahead=3s",
             "release.transaction_messages=40",
             # A start after a kill waits this long for a heartbeat.
             "lease.period=4s",

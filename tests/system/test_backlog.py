@@ -27,7 +27,7 @@ from tests.system.load import publish_mixed
 def test_a_large_backlog_is_delivered_completely(
     application: Application, make_service: MakeService, count: int
 ) -> None:
-    service, ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000", "window.ahead=60s",
+    service, ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000",
                                     "release.transaction_messages=50000")  # fmt: skip
     # So many messages are counted by their offsets instead.
     ledger.close()
@@ -54,7 +54,7 @@ def test_a_large_backlog_is_delivered_completely(
 def test_a_batch_of_large_messages_fits_into_a_small_heap_and_is_replayed(
     application: Application, make_service: MakeService, count: int, heap: str
 ) -> None:
-    service, ledger = make_service(f"spark.spark.driver.memory={heap}", "bucket.max_messages=20000", "window.ahead=60s")
+    service, ledger = make_service(f"spark.spark.driver.memory={heap}", "bucket.max_messages=20000")
     # So many bytes are compared one by one instead.
     ledger.close()
     value = Random(1).randbytes(900_000)

@@ -80,7 +80,7 @@ def _expect_the_rest_to_wait(job: JobInProcess, ledger: Ledger) -> None:
 def test_a_lost_file_of_sealed_messages_is_named_and_removed_and_its_messages_are_accepted_again(
     application: Application, make_job: MakeJob
 ) -> None:
-    job, ledger = make_job("window.ahead=1m")
+    job, ledger = make_job()
     _publish(ledger, application, 400, 20_000, 30_000)
     _accept_all(job, ledger, application)
     table = application.folder / "storage" / "buckets"
