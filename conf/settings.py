@@ -125,12 +125,6 @@ class BucketSettings(Section):
     max_bytes: Annotated[int, Bounded(1024, MOST)] = 8 * 1024 * 1024
 
 
-class SegmentSettings(Section):
-    """How a sealed bucket is cut into segments."""
-
-    max_messages: Count = 20_000
-
-
 class IndexSettings(Section):
     """How exactly the message-id index, in a segment's metadata, records when each message is due."""
 
@@ -416,7 +410,6 @@ class Settings(BaseSettings):
     clock: ClockSettings = ClockSettings()
     cancels: CancelSettings = CancelSettings()
     bucket: BucketSettings = BucketSettings()
-    segment: SegmentSettings = SegmentSettings()
     index: IndexSettings = IndexSettings()
     window: WindowSettings = WindowSettings()
     release: ReleaseSettings = ReleaseSettings()

@@ -150,7 +150,7 @@ def batch_settings_from(
         shard_keys=tuple(shard_keys),
         bucket_max_messages=settings.bucket.max_messages,
         bucket_max_bytes=settings.bucket.max_bytes,
-        segment_max_messages=settings.segment.max_messages,
+        segment_max_messages=settings.bucket.max_messages,
         index_precision_bits=settings.index.precision_bits,
         first_bucket=origin.first_bucket,
         first_cutoff_ms=origin.cutoff_ms,

@@ -101,7 +101,7 @@ def capacity_of(load: Load, settings: Settings) -> Capacity:
     stored, seal = sealed * stored_each, seal_messages * stored_each
     levels = max(0.0, math.log(max(1.0, stored / seal), bucket.fan_in))
     rewrites = levels if sealed else 0.0
-    segment_messages = min(settings.segment.max_messages, max(1.0, bucket.max_bytes / in_memory))
+    segment_messages = min(bucket.max_messages, max(1.0, bucket.max_bytes / in_memory))
     slice_messages = min(SLICE_MESSAGES, SLICE_BYTES / in_memory)
     buckets = most_buckets(round(sealed * in_memory), bucket.fan_in) if sealed else 0
     slices = sealed / slice_messages

@@ -57,7 +57,6 @@ def demo_overrides(bootstrap: str, folder: Path) -> list[str]:
         # Less than the delays of far messages, so that these wait in buckets; more than the job is down.
         "clock.horizon=40s",
         "bucket.max_messages=10",
-        "segment.max_messages=10",
         "bucket.fan_in=3",
         # A killed JVM leaves unpacked libraries in its folder for temporary files.
         f"spark.spark.driver.extraJavaOptions=-Djava.io.tmpdir={folder / 'tmp'}",

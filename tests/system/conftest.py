@@ -64,7 +64,6 @@ class Application:
             # Short, so that messages with short delays wait in the state and in buckets.
             "clock.horizon=2s",
             "bucket.max_messages=100",
-            "segment.max_messages=60",
             "bucket.fan_in=3",
             "release.transaction_messages=40",
             # A start after a kill waits this long for a heartbeat.

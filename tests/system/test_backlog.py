@@ -27,8 +27,7 @@ from tests.system.load import publish_mixed
 def test_a_large_backlog_is_delivered_completely(
     application: Application, make_service: MakeService, count: int
 ) -> None:
-    service, ledger = make_service("bucket.max_messages=20000", "segment.max_messages=50000",
-                                    "release.transaction_messages=50000")  # fmt: skip
+    service, ledger = make_service("bucket.max_messages=20000", "release.transaction_messages=50000")
     # So many messages are counted by their offsets instead.
     ledger.close()
     producer = Producer(
