@@ -21,7 +21,6 @@ ADVANCED = (
     "bucket.max_messages",
     "bucket.max_bytes",
     "bucket.fan_in",
-    "index.precision_bits",
     "window.max_bytes",
     "release.transaction_messages",
     "release.max_bytes",

@@ -125,12 +125,6 @@ class BucketSettings(Section):
     max_bytes: Annotated[int, Bounded(1024, MOST)] = 8 * 1024 * 1024
 
 
-class IndexSettings(Section):
-    """How exactly the message-id index, in a segment's metadata, records when each message is due."""
-
-    precision_bits: Annotated[int, Bounded(0, 31)] = 15
-
-
 class WindowSettings(Section):
     """How many bytes of sealed messages are loaded ahead of the cutoff."""
 
@@ -410,7 +404,6 @@ class Settings(BaseSettings):
     clock: ClockSettings = ClockSettings()
     cancels: CancelSettings = CancelSettings()
     bucket: BucketSettings = BucketSettings()
-    index: IndexSettings = IndexSettings()
     window: WindowSettings = WindowSettings()
     release: ReleaseSettings = ReleaseSettings()
     forward: ForwardSettings = ForwardSettings()

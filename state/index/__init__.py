@@ -6,8 +6,8 @@ stored form. Only `rebuild` reads all of it into memory, to take up nothing twic
 Read `message_index`, then `source_pages` and `slot_page` (the compact form of ids), then `due_counts` (counts without
 ids), `locate` (finding some ids in the stored form), and `offset_bitmaps` (large sets of ids).
 
-Stored form: for each time slot (2^`index.precision_bits` ms) and input partition, a segment's entries have the number
-of messages due in it, and their offsets as a Roaring bitmap. The precision is stored beside the entries: it is that of
+Stored form: for each time slot and input partition, a segment's entries have the number of messages due in it, and
+their offsets as a Roaring bitmap. The precision is stored beside the entries: it is that of
 the batch that sealed them, or of the merge. One table may hold several precisions, and an index of the whole table has
 the coarsest.
 

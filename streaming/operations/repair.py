@@ -18,6 +18,7 @@ from sinks.buckets.merge_commits import merge_token
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import check_topics, input_bounds, partition_counts
 from state.buckets.parts import IdRows
+from state.checkpoint.batch_settings import PRECISION_BITS
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
 from streaming.checkpoint.recovery import read_markers
@@ -95,16 +96,14 @@ def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: boo
     store.check_log()
     version = store.version()
     corruption = find_corruption(store, handed_over_before_ms)
-    ids = (
-        lost_ids(store, corruption, settings.index.precision_bits, handed_over_before_ms) if corruption.segments else {}
-    )
+    ids = lost_ids(store, corruption, PRECISION_BITS, handed_over_before_ms) if corruption.segments else {}
     lost = list(_lost(settings, ids, handed_over.origin.offsets if handed_over else {}))
     result = Repair(
         store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)
     )
     guard.check()
     if result.taken_out:
-        with repaired(store, corruption, settings.index.precision_bits) as (partitions, rows):
+        with repaired(store, corruption, PRECISION_BITS) as (partitions, rows):
             # Before the commit, which removes the ids from the table.
             _write(report, result)
             store.replace_partitions(partitions, rows)

@@ -152,5 +152,5 @@ def test_each_setting_is_in_one_group_and_eight_are_for_everybody() -> None:
 
 
 def test_groups_tell_who_sets_a_key() -> None:
-    of = {group_of(key) for key in ("topics.input", "release.lead", "index.precision_bits")}
+    of = {group_of(key) for key in ("topics.input", "release.lead", "clock.trigger")}
     assert of == {"everybody", "operators", "advanced"}
