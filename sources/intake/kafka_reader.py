@@ -41,7 +41,7 @@ def read_records(
     spark: SparkSession,
     options: dict[str, str],
     topics: Sequence[str],
-    messages_per_trigger: int,
+    first_records: int,
     starts: Offsets,
     outage_limit_ms: int,
     skip_expired: bool,
@@ -52,7 +52,7 @@ def read_records(
         spark: the session of the query
         options: options of the Java client, without the prefix `kafka.`
         topics: the input topics
-        messages_per_trigger: the most records of a batch
+        first_records: the most records of the first batch, and of others while nothing changes that
         starts: the first offset of every partition, for a query without batches; empty: the beginning
         outage_limit_ms: how long to wait for brokers that do not answer; it may be a little longer
         skip_expired: whether to go on after records that were deleted unread; otherwise the query ends
@@ -62,7 +62,7 @@ def read_records(
     reader = reader.option("kafkaConsumer.pollTimeoutMs", max(_POLL_TIMEOUT_MS, outage_limit_ms))
     return (
         reader.option("startingOffsets", json.dumps(starts) if starts else "earliest")
-        .option("maxOffsetsPerTrigger", messages_per_trigger)
+        .option("maxOffsetsPerTrigger", first_records)
         .option("failOnDataLoss", not skip_expired)
         .load()
         .selectExpr(*_COLUMNS)

@@ -38,11 +38,12 @@ from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.inputs.admission import Admission
 from streaming.job.inputs.arrivals import ArrivalWatch, reads_to_limit
+from streaming.job.inputs.batch_size import BatchSize, message_bytes
 from streaming.job.inputs.input_loss import read_bounds, warn_of_input_loss
 from streaming.job.inputs.input_watch import InputWatch
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.lanes.old_claims import OldClaims
-from streaming.job.query import tell_tasks
+from streaming.job.query import limit_next_batch, tell_tasks
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.moved_rows import check_moved, with_moves
@@ -126,6 +127,9 @@ class BatchRunner:
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="batch")
         self._ahead = LookAhead(state.store, self._cancels, self._start, failures)
         self._arrivals = ArrivalWatch(settings)
+        batch_settings = state.settings_history.newest
+        # What the shards' own groups of the state stage take together.
+        self._size = BatchSize(settings.limits.messages_per_trigger, batch_settings.shards * batch_settings.group_bytes)
         self._input = InputWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
@@ -148,7 +152,7 @@ class BatchRunner:
            it has sealed if it is replayed. Store what it cancels, if step 8 would show it.
         8. Hand over the due messages and seal the far ones, both at the same time.
         9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
-        10. Move the prefetch window on to the cutoff.
+        10. Choose how many records the next batch may read. Move the prefetch window on to the cutoff.
         11. Wait until the next batch should begin: Spark plans it as soon as this one returns.
 
         If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognises
@@ -185,6 +189,7 @@ class BatchRunner:
         next_cutoff_ms = self._next_cutoff(planned, present_ms)
         tell_tasks(self._store.spark, span, planned.clock_ms, refusal, taken, next_cutoff_ms)
         frames = [shard_output.persist()]
+        begun_s = time.monotonic()
         try:
             # 5. Run the state stage. The chunks stay in Spark's cache.
             with self._counts.timed("state"):
@@ -234,7 +239,8 @@ class BatchRunner:
         finally:
             for frame in frames:
                 frame.unpersist()
-        # 10. Move the window on.
+        # 10. Choose the next batch's size, and move the window on.
+        has_more = self._choose_size(rows, span, time.monotonic() - begun_s)
         self._window.advance(span.cutoff_ms)
         self._admission.done(rows)
         self._last = planned
@@ -250,7 +256,6 @@ class BatchRunner:
         # 11. Wait, but not for long if this batch left due messages or records behind: a replayed batch has the cutoff
         #     of its first try, and after a time without batches the next ones follow in steps.
         is_behind = planned.cutoff_ms < present_ms
-        has_more = reads_to_limit(span, self._settings.limits.messages_per_trigger)
         self._arrivals.wait(
             started_s,
             planned.offsets,
@@ -288,6 +293,13 @@ class BatchRunner:
     def _next_cutoff(self, planned: PlannedBatch, present_ms: int) -> int:
         """Choose the cutoff of the batch after `planned`. A replay may choose another: Spark records the last one."""
         return self._window.next_cutoff(planned.cutoff_ms, present_ms + self._settings.clock.horizon)
+
+    def _choose_size(self, rows: Iterable[Row], span: BatchSpan, took_s: float) -> bool:
+        """Choose how many records the next batch may read. Return whether this one has read all that it might."""
+        reads_all = reads_to_limit(span, self._size.records)
+        self._size.done(sum(span.read_by_topic.values()), message_bytes(rows), took_s)
+        limit_next_batch(self._store.spark, self._settings.application_id, self._size.records)
+        return reads_all
 
     def _count(
         self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, decision: Decision

@@ -32,11 +32,14 @@ from state.checkpoint.batch_settings import Refusal, RunningBatch, SettingsHisto
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 from state.taken import Taken
+from streaming.job.inputs.batch_size import first_size
 
 # The local properties of Spark that tell tasks in how many input partitions their batch reads records, its clock, which
 # records it refuses, which ones forwarders have taken, and the cutoff of the next batch.
 _READ_PARTITIONS, _CLOCK, _REFUSAL = "delayline.readPartitions", "delayline.clock", "delayline.refusal"
 _TAKEN, _NEXT_CUTOFF = "delayline.taken", "delayline.nextCutoff"
+# Spark's class. The other source, the clock, has no limit.
+_KAFKA_SOURCE = "KafkaMicroBatchStream"
 
 
 def tell_tasks(
@@ -95,7 +98,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         spark,
         java_options(settings.kafka),
         settings.topics.input,
-        settings.limits.messages_per_trigger,
+        first_size(settings.limits.messages_per_trigger),
         starts,
         settings.kafka.outage_limit,
         settings.topics.skip_expired,
@@ -139,3 +142,24 @@ def start_query(
         .foreachBatch(run_batch)
         .start()
     )
+
+
+def limit_next_batch(spark: SparkSession, name: str, records: int) -> None:
+    """Let the next batch of the query `name` read at most so many records. Call it while a batch runs.
+
+    No option of Spark can be changed in a running query. But when Spark plans a batch, it looks up the limit of each
+    source in a map (`StreamExecution.uniqueSources`), in which the option of the source stands at the start.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    limit = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.maxRows(records)
+    for query in spark.streams.active:
+        if query.name != name:
+            continue
+        execution = query._jsq.streamingQuery()
+        limits = execution.uniqueSources()
+        sources = limits.keysIterator()
+        while sources.hasNext():
+            source = sources.next()
+            if source.getClass().getSimpleName() == _KAFKA_SOURCE:
+                limits = limits.updated(source, limit)
+        getattr(execution, "uniqueSources_$eq")(limits)

@@ -1,0 +1,99 @@
+"""How many records a batch may read, by what the batches before have read."""
+
+from __future__ import annotations
+
+from pyspark.sql import Row
+
+from state.buckets.operator import ASKED, DUE, KEPT, SEALED
+from streaming.job.inputs.batch_size import BatchSize, first_size, message_bytes
+
+_MOST, _MB = 500_000, 1024 * 1024
+# What a batch takes without records, and for each small one, in s.
+_FIXED_S, _EACH_S = 1.0, 1e-5
+
+
+def _size() -> BatchSize:
+    """The size after an idle batch."""
+    size = BatchSize(_MOST, 128 * _MB)
+    size.done(0, None, _FIXED_S)
+    return size
+
+
+def _after_backlog(size: BatchSize, message_bytes: float, each_s: float, batches: int = 10) -> list[int]:
+    """Read a backlog of equal records, and return the sizes of the batches after these."""
+    sizes = []
+    for _ in range(batches):
+        size.done(size.records, message_bytes, _FIXED_S + each_s * size.records)
+        sizes.append(size.records)
+    return sizes
+
+
+def test_batches_of_a_backlog_of_small_messages_grow_to_the_most_that_is_allowed() -> None:
+    sizes = [first_size(_MOST), *_after_backlog(_size(), 200, _EACH_S)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == _MOST
+    # Not at once: other records may follow.
+    assert sizes[1] < _MOST
+
+
+def test_no_batch_is_larger_than_allowed() -> None:
+    assert first_size(10) == 10
+    size = BatchSize(10, 128 * _MB)
+    assert _after_backlog(size, 200, _EACH_S) == [10] * 10
+
+
+def test_a_batch_of_a_backlog_of_large_messages_is_bounded_by_bytes() -> None:
+    for nbytes in (10_000, 900_000, 64 * _MB):
+        size = _size()
+        # Each batch is quick, which does not count.
+        (records,) = set(_after_backlog(size, nbytes, 0.0))
+        assert 0 < records * nbytes <= 128 * _MB < (records + 1) * nbytes
+    # A single message is read in any case.
+    assert set(_after_backlog(_size(), 200 * _MB, 0.0)) == {1}
+
+
+def test_batches_are_smaller_where_records_take_long() -> None:
+    """Not those where all batches take long: smaller ones would take in less, and fall further behind."""
+    records = _after_backlog(_size(), 200, 1e-4)[-1]
+    assert records == 50_000
+    slow = BatchSize(_MOST, 128 * _MB)
+    slow.done(0, None, 60.0)
+    slow.done(50_000, 200, 60.5)
+    assert slow.records == 4 * 50_000
+    # However slow a batch was.
+    size = _size()
+    size.done(100, 200, 600.0)
+    assert size.records == 20_000
+
+
+def test_records_that_get_larger_make_one_batch_too_large_and_no_more() -> None:
+    size = _size()
+    before = _after_backlog(size, 200, _EACH_S)[-1]
+    after = _after_backlog(size, 1_000_000, 1e-2)
+    assert after[0] < before / 1_000
+    # They may get smaller again.
+    assert _after_backlog(size, 200, _EACH_S)[-1] == before
+
+
+def test_after_few_records_a_batch_of_a_backlog_begins_small() -> None:
+    size = _size()
+    _after_backlog(size, 200, _EACH_S)
+    size.done(100, 200, _FIXED_S)
+    assert size.records == first_size(_MOST)
+
+
+def test_a_batch_without_records_changes_nothing() -> None:
+    size = _size()
+    before = _after_backlog(size, 900_000, 1e-2)[-1]
+    size.done(0, None, _FIXED_S)
+    size.done(0, 10, 100.0)
+    assert size.records == before
+
+
+def test_the_size_of_messages_is_that_of_all_that_a_batch_has() -> None:
+    def row(kind: str, count: int, nbytes: int) -> Row:
+        return Row(kind=kind, count=count, bytes=nbytes)
+
+    assert message_bytes([row(DUE, 1, 100), row(SEALED, 2, 500), row(KEPT, 1, 200), row(ASKED, 5, 9_000)]) == 200.0
+    assert message_bytes([row(KEPT, 0, 0)]) is None
+    assert message_bytes([]) is None
