@@ -21,8 +21,12 @@ from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 # Values of a header that asks for more than one delivery, if it asks for none.
 _ASKS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
 _ZERO_OR_LESS = r'^\s*"?\s*(0+|-[0-9]+)\s*"?\s*$'
-# Epoch ms from September 2001 to the year 2286: what most publishers write, and valid whatever its digits.
-_USUAL_EPOCH_MS = "^[1-9][0-9]{12}$"
+# Epoch ms from September 2001 to the year 2286.
+_EPOCH_MS = "^[1-9][0-9]{12}$"
+# The days that each of their months has, every year.
+_DAYS = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
+_ISO_8601 = rf"^(19[7-9][0-9]|2[0-9]{{3}})-({_DAYS})T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,3}})?Z$"
+_MS = "^[1-9][0-9]{0,14}(ms)?$"
 # In April 1970. Timestamps in seconds are below it from 1973 to the year 2286.
 _LEAST_TIMESTAMP_MS = 10**10
 # How far a publisher's clock may be ahead of the job's.
@@ -55,10 +59,7 @@ def due_times(
 
     def decide(header: ScheduleHeader, rows: Ints, values: pa.Array) -> None:
         if len(rows):
-            if header.parse is parse_deliver_at:
-                parsed = parse_instants(rows, values, rejections)
-            else:
-                parsed = parse_distinct(rows, values, rules.parser(header), rejections)
+            parsed = parse_values(rows, values, rules.parser(header), rejections)
             is_instant = header.meaning is Meaning.INSTANT
             deliver_at[rows] = rules.due(header.name, is_instant, rows, parsed, timestamps, rejections)
             decided[rows] = True
@@ -87,16 +88,37 @@ def due_times(
     return deliver_at
 
 
-def parse_instants(rows: Ints, values: pa.Array, rejections: Rejections) -> Ints:
-    """Do what `parse_distinct` does with `parse_deliver_at`, but parse what is usual as one column.
+def parse_values(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:
+    """Do what `parse_distinct` does, but parse what publishers usually write as columns.
 
-    These values are seldom repeated, and to parse them one by one took most of the time of accepting a record.
+    Such values are seldom repeated, and to parse them one by one took most of the time of accepting a record.
     """
-    is_usual = np.asarray(pc.match_substring_regex(values, _USUAL_EPOCH_MS).fill_null(False))
     parsed = np.zeros(len(rows), dtype=np.int64)
-    parsed[is_usual] = values.filter(pa.array(is_usual)).cast(pa.string()).cast(pa.int64()).to_numpy()
-    parsed[~is_usual] = parse_distinct(*only(~is_usual, rows, values), parse_deliver_at, rejections)
+    left = np.ones(len(rows), dtype=bool)
+    for pattern, parse_column in _USUAL_FORMS.get(parse, ()):
+        is_usual = np.asarray(pc.match_substring_regex(values, pattern).fill_null(False))
+        if is_usual.any():
+            parsed[is_usual] = parse_column(values.filter(pa.array(is_usual)).cast(pa.string())).to_numpy()
+            left &= ~is_usual
+    if left.any():
+        parsed[left] = parse_distinct(*only(left, rows, values), parse, rejections)
     return parsed
+
+
+def _numbers(texts: pa.Array) -> pa.Array:
+    return pc.utf8_rtrim(texts, "ms").cast(pa.int64())
+
+
+def _instants(texts: pa.Array) -> pa.Array:
+    return pc.utf8_rtrim(texts, "Z").cast(pa.timestamp("ms")).cast(pa.int64())
+
+
+# Forms of values by the function that parses one of them: a pattern, all of whose matches are valid, and the function
+# for a column of these.
+_USUAL_FORMS: dict[Callable[[bytes | None], int], tuple[tuple[str, Callable[[pa.Array], pa.Array]], ...]] = {
+    parse_deliver_at: ((_EPOCH_MS, _numbers), (_ISO_8601, _instants)),
+    parse_deliver_after: ((_MS, _numbers),),
+}
 
 
 def _of_presets(
