@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from streaming.cli.options import ConfigFile, Overrides, RecordFormat, instant_ms, settings_of, utf8
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 # Width of each column; the last one takes the rest of the line.
 _COLUMNS = {"due": 24, "place": 8, "id": 28, "output": 20, "key": 12, "value": 0}
@@ -42,9 +40,9 @@ def peek(
 ) -> None:
     """Show waiting messages: the next ones due, a range of due time, or by id. Changes nothing.
 
-    Works while the job runs and while it is down. Takes several seconds, because it starts Spark. With --key, --topic
-    or --newest, it reads all messages of the range. If many messages wait, give a short range. See
-    docs/operate/status.md.
+    The running job answers at monitor.job within seconds. If it does not, or if the look is too large for it, the
+    command says so and starts a Spark of its own, which takes half a minute. With --key, --topic or --newest, all
+    messages of the range are read. If many messages wait, give a short range. See docs/operate/status.md.
 
     JSON objects have: id (topic/partition/offset of the input record), place (ready, mutable or sealed), deliver_at
     (ISO-8601), deliver_at_ms, timestamp_ms, output_topic, error_code (of a dead letter, or null), key, value, headers
@@ -53,8 +51,8 @@ def peek(
     from conf.errors import UsageError
     from sources.canceller import place_of
     from streaming.status.json_values import json_line
-    from streaming.status.look import Look, look, message_fields
-    from streaming.status.storage_reader import reader_session
+    from streaming.status.look import Look, message_fields
+    from streaming.status.look_reader import LookReader
 
     settings = settings_of(config, overrides)
     now_ms = time.time_ns() // 1_000_000
@@ -70,8 +68,12 @@ def peek(
         newest,
         limit,
     )
-    with reader_session(settings) as spark:
-        rows = look(spark, settings, wanted)
+
+    def on_own_spark(why: str) -> None:
+        typer.echo(f"starting Spark to read the storage: {why}", err=True)
+
+    with LookReader(settings) as reader:
+        rows = reader.look(wanted, on_own_spark).to_pylist()
     if output_format == "table":
         typer.echo(_line({name: name for name in _COLUMNS}))
     for row in rows:
@@ -81,7 +83,7 @@ def peek(
         raise typer.Exit(1)
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     from conf.instants import instant
     from streaming.cli.record_formats import shown
 

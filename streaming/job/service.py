@@ -34,6 +34,7 @@ from streaming.monitor.job_metrics import JobCounts, monitored_job
 from streaming.processes.kinds import Kind
 from streaming.processes.supervisor import Processes
 from streaming.spark.exclusive_session import exclusive_session
+from streaming.status.job_looks import JobLooks
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
 
@@ -59,7 +60,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     stop: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
-    counts = JobCounts()
+    counts, looks = JobCounts(), JobLooks(settings)
     processes = Processes(
         settings, {Kind.RELEASE: settings.release.processes, Kind.FORWARD: settings.forward.processes}
     )
@@ -73,7 +74,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
 
         @cache
         def monitor() -> None:
-            monitoring.enter_context(monitored_job(counts, settings))
+            monitoring.enter_context(monitored_job(counts, settings, looks.reply))
 
         wait = StartWait(settings, monitor)
         while stop.empty():
@@ -81,7 +82,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
                 # A start whose settings are wrong takes no address, and says nothing of one.
                 check_topics(settings)
                 monitor()
-                _run(settings, fresh, note_start, stop, processes, counts)
+                _run(settings, fresh, note_start, stop, processes, counts, looks)
             except (BrokerUnreachable, TopicMissing) as problem:
                 if not started.empty():
                     raise
@@ -97,6 +98,7 @@ def _run(
     stop: SimpleQueue[int],
     processes: Processes,
     counts: JobCounts,
+    looks: JobLooks,
 ) -> None:
     """Run the job once.
 
@@ -108,7 +110,8 @@ def _run(
     4. Check that the host's clock is not behind, and that the input topics have the records that the next batch needs.
     5. Open or close the lanes of forwarders. Let the first batch catch up with the clock. Start the query, and call
        `on_started`.
-    6. Watch the query until it ends. Then find the cause in the input if Spark names none.
+    6. Watch the query until it ends, and answer looks at messages meanwhile. Then find the cause in the input if Spark
+       names none.
     """
 
     def open_lanes(lease: HeldLease) -> None:
@@ -154,7 +157,8 @@ def _run(
             # 6. Watch it.
             job = RunningJob(spark, settings, query, gate, runner, lease, clock, processes, counts, unchanged)
             try:
-                QueryWatch(job).wait(stop)
+                with looks.through(spark):
+                    QueryWatch(job).wait(stop)
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
                     # Spark's error names one deleted range, or none; this one names all.

@@ -45,12 +45,32 @@ def other_application(answer: Answer, settings: Settings) -> str | None:
     return None if answer.application_id == settings.application_id else answer.application_id
 
 
-def ask(address: str, path: str) -> Answer:
-    """Get `path` from the server at `address`, host:port. Raises NoAnswer, also if the answer is longer than any."""
+@dataclass(frozen=True)
+class Post:
+    """A JSON body to send, the token that allows it ("": none), and how long the answer may take."""
+
+    body: bytes
+    token: str
+    patience_s: float
+
+
+def ask(address: str, path: str, post: Post | None = None) -> Answer:
+    """Get `path` from the server at `address`, host:port, or send it `post`.
+
+    Raises NoAnswer, also if the answer is longer than any.
+    """
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(f"{_ANY.get(host, host)}:{port}", timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", path)
+        if post is None:
+            connection.request("GET", path)
+        else:
+            connection.connect()
+            connection.sock.settimeout(post.patience_s)
+            headers = {"Content-Type": "application/json"}
+            if post.token:
+                headers["Authorization"] = f"Bearer {post.token}"
+            connection.request("POST", path, post.body, headers)
         answer = connection.getresponse()
         body = answer.read(_MOST_BYTES + 1)
         # `length` is what is left to read; None where the server does not say how much comes.

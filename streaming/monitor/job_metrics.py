@@ -22,6 +22,7 @@ from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableDues, WaitingEstimate
 from streaming.monitor.held_input import HeldInput, PartitionEnds
 from streaming.monitor.job_status import JobStatus, Merges
+from streaming.monitor.look_door import LookDoor, Reply
 from streaming.monitor.monitored import monitored
 from streaming.monitor.server import Health
 
@@ -401,15 +402,18 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def monitored_job(counts: JobCounts, settings: Settings) -> AbstractContextManager[object]:
+def monitored_job(
+    counts: JobCounts, settings: Settings, look: Callable[[bytes], Reply]
+) -> AbstractContextManager[object]:
     """Return a context in which the job answers at `monitor.job`, if that is set, once no other process listens there.
 
-    Raises SettingError if nobody could ever listen there.
+    `look` answers requests for messages (`LookDoor`). Raises SettingError if nobody could ever listen there.
     """
     health = partial(job_health, counts, settings.clock, settings.kafka.outage_limit)
     status = partial(counts.status, settings.application_id, settings.bucket.shards)
     metrics = JobMetrics(counts, HeldInput(PartitionEnds(settings), lambda: counts.read_offsets))
-    return monitored("job", settings, metrics, health, status, waits_for_address=True)
+    looks = LookDoor(settings.web.token, look)
+    return monitored("job", settings, metrics, health, status, waits_for_address=True, looks=looks)
 
 
 def job_health(

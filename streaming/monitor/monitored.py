@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from conf.errors import MissingExtra
 from conf.settings import Settings
 from streaming.monitor.job_status import JobStatus
+from streaming.monitor.look_door import LookDoor
 from streaming.monitor.server import Health, MonitorServer, PatientServer, registry_of
 
 
@@ -26,18 +27,19 @@ def monitored(
     status: Callable[[], JobStatus | None] = lambda: None,
     waits_for_address: bool = False,
     process: str = "",
+    looks: LookDoor | None = None,
 ) -> Iterator[None]:
     """In this context the process answers at its address in `[monitor]`, and sends its metrics to `monitor.otlp`.
 
     If `waits_for_address`, it goes on without an answer while another process listens there. `process` is its name, by
-    default its role.
+    default its role. It shows messages if there are `looks`.
 
     Raises SettingError if it cannot listen at the address; MissingExtra.
     """
     address, endpoint = getattr(settings.monitor, role), settings.monitor.otlp
     with ExitStack() as stack:
         if address:
-            own = (registry_of(collector), health, status, settings.application_id, process or role)
+            own = (registry_of(collector), health, status, settings.application_id, process or role, looks)
             server = partial(MonitorServer, f"monitor.{role}", address, *own)
             stack.enter_context(PatientServer(server) if waits_for_address else server())
         if endpoint:

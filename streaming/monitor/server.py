@@ -4,6 +4,7 @@
 - `/healthz`, `/readyz`: whether it makes progress, and whether it is on time; 503 if not
 - `/status`: what the job knows of itself (`job_status`); 503 as long as it does not know enough
 - `/problems`: the newest warnings and errors of its log, oldest first
+- `POST /messages`: waiting messages, of the job alone (`look_door`)
 
 Each answer names the application in a header, since another job may have the address.
 """
@@ -29,6 +30,7 @@ from prometheus_client.registry import Collector
 from conf.errors import SettingError
 from streaming.monitor.client import APPLICATION_HEADER
 from streaming.monitor.job_status import JobStatus
+from streaming.monitor.look_door import LOOK_PATH, LookDoor
 from streaming.monitor.recent_problems import RecentProblems
 
 log = logging.getLogger(__name__)
@@ -63,10 +65,12 @@ class MonitorServer:
         status: Callable[[], JobStatus | None] = lambda: None,
         application_id: str = "",
         process: str = "",
+        looks: LookDoor | None = None,
     ) -> None:
         """Listen at `address`, host:port; port 0 is any free one. `key` is the setting that has it.
 
-        Each answer names `application_id`, and each problem `process`: the name of this one.
+        Each answer names `application_id`, and each problem `process`: the name of this one. A process with `looks`
+        shows messages.
 
         Raises SettingError if nobody can listen there.
         """
@@ -74,7 +78,8 @@ class MonitorServer:
         host = host.strip("[]")
         self._problems = RecentProblems(process)
         try:
-            self._server = _Server(host, int(port), _handler(registry, health, status, self._problems, application_id))
+            handler = _handler(registry, health, status, self._problems, application_id, looks)
+            self._server = _Server(host, int(port), handler)
         except OSError as problem:
             raise SettingError(
                 f'{key} = {address!r}: {problem.strerror or problem}. Choose another address, or "" to disable it'
@@ -156,6 +161,7 @@ def _handler(
     status: Callable[[], JobStatus | None],
     problems: RecentProblems,
     application_id: str,
+    looks: LookDoor | None,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT_S
@@ -184,6 +190,13 @@ def _handler(
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", known_paths)
 
         do_HEAD = do_GET
+
+        def do_POST(self) -> None:
+            if looks is None or self.path != LOOK_PATH:
+                self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"this path takes no POST\n")
+                return
+            reply = looks.reply(self.headers, self.client_address[0], self.rfile)
+            self._answer(reply.status, reply.content_type, reply.body)
 
         def _answer(self, code: HTTPStatus, content_type: str, body: bytes) -> None:
             self.send_response(code)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import Row, SparkSession
+import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from conf.instants import instant
 from conf.settings import Settings
+from state.message_ids import ids_of
 from streaming.status.json_values import text_or_base64
-from streaming.status.messages import waiting_messages
+from streaming.status.messages import selected_messages
 from streaming.status.storage_reader import retry_while_files_vanish
+from streaming.status.waiting_rows import END_MS, ROW_SCHEMA, Selection
 from streaming.storage.paths import storage_path
 
 _BY_ID = ("topic", "partition", "offset")
@@ -20,13 +24,14 @@ _BY_ID = ("topic", "partition", "offset")
 
 @dataclass(frozen=True)
 class Look:
-    """Which waiting messages are wanted: all conditions hold, and None is none.
+    """Which waiting messages are wanted: all conditions hold, and None is no condition.
 
     - `from_ms`, `until_ms`: due in [from_ms, until_ms), epoch ms
     - `ids`: topic, partition and offset of each
     - `key`, `topic`: the record's key, and its output topic
     - `newest`: those published last, and not those due next
     - `limit`: how many at the most
+    - `shown_bytes`: how many bytes of the key, of the value, and of the headers together; None: all
     """
 
     from_ms: int | None = None
@@ -36,33 +41,34 @@ class Look:
     topic: str | None = None
     newest: bool = False
     limit: int = 20
+    shown_bytes: int | None = None
 
 
-def look(spark: SparkSession, settings: Settings, wanted: Look, columns: Sequence[str] = ("*",)) -> list[Row]:
-    """Return rows of `WAITING_SCHEMA`: the first by due time, or the newest first.
+def look(spark: SparkSession, settings: Settings, wanted: Look, most_bytes: int | None = None) -> pa.Table:
+    """Return a table of `ROW_SCHEMA`: the first by due time, or the newest first.
 
-    `columns` are Spark's SQL expressions over these, computed before anything comes into this process.
-
-    Raises StorageFailed, and what `waiting_messages` does.
+    Raises StorageFailed, and what `selected_messages` does.
     """
-    bounds = {"from_ms": wanted.from_ms, "until_ms": wanted.until_ms}
-    chosen = {name: value for name, value in bounds.items() if value is not None}
+    selection = Selection(
+        0 if wanted.from_ms is None else wanted.from_ms,
+        END_MS if wanted.until_ms is None else wanted.until_ms,
+        None if wanted.ids is None else ids_of(wanted.ids),
+        wanted.key,
+        wanted.topic,
+        wanted.shown_bytes,
+    )
     whole_range = wanted.ids is not None or wanted.key is not None or wanted.topic is not None or wanted.newest
     at_least = None if whole_range else wanted.limit
+    order = (F.desc("timestamp_ms"), *_BY_ID) if wanted.newest else ("deliver_at_ms", *_BY_ID)
 
-    def read() -> list[Row]:
-        waiting = waiting_messages(spark, settings, **chosen, ids=wanted.ids, at_least=at_least)
-        if wanted.key is not None:
-            waiting = waiting.where(F.col("key") == F.lit(wanted.key))
-        if wanted.topic is not None:
-            waiting = waiting.where(F.col("output_topic") == wanted.topic)
-        order = (F.desc("timestamp_ms"), *_BY_ID) if wanted.newest else ("deliver_at_ms", *_BY_ID)
-        return waiting.orderBy(*order).limit(wanted.limit).selectExpr(*columns).collect()
+    def read() -> pa.Table:
+        waiting = selected_messages(spark, settings, selection, at_least, most_bytes)
+        return waiting.orderBy(*order).limit(wanted.limit).toArrow()
 
-    return retry_while_files_vanish(read, storage_path(settings))
+    return retry_while_files_vanish(read, storage_path(settings)).cast(ROW_SCHEMA)
 
 
-def message_fields(row: Row) -> dict[str, object]:
+def message_fields(row: Mapping[str, Any]) -> dict[str, object]:
     """Return a row of `WAITING_SCHEMA` as JSON values; `delayline peek --help` lists them."""
     names = ("id", "place", "deliver_at_ms", "timestamp_ms", "output_topic", "error_code")
     return {

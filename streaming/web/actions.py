@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from pyspark.sql import Row
 
 from conf.durations import format_duration
 from conf.errors import PublishFailed, UsageError
@@ -125,13 +125,12 @@ class _Publishing:
         self._producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=client_log(log))
         self._failure: KafkaError | None = None
 
-    def replace(self, row: Row, deliver_at_ms: int) -> None:
+    def replace(self, row: Mapping[str, Any], deliver_at_ms: int) -> None:
         """Publish the message `row` again, due at `deliver_at_ms`, in place of the one that waits."""
         names = self._settings.headers
         own = {*names.delays, names.deliver_to, CONDITION_HEADER, OPERATOR_HEADER}
-        kept = [(header["key"], header["value"]) for header in row["headers"] or () if header["key"] not in own]
         headers: list[tuple[str, str | bytes | None]] = [
-            *((name, None if value is None else bytes(value)) for name, value in kept),
+            *((header["key"], header["value"]) for header in row["headers"] or () if header["key"] not in own),
             (names.deliver_at, str(deliver_at_ms)),
             (names.deliver_to, row["output_topic"]),
             (REPLACES_HEADER, row["id"]),
@@ -141,8 +140,8 @@ class _Publishing:
             try:
                 self._producer.produce(
                     row["topic"],
-                    None if row["value"] is None else bytes(row["value"]),
-                    None if row["key"] is None else bytes(row["key"]),
+                    row["value"],
+                    row["key"],
                     row["partition"],
                     headers=headers,
                     on_delivery=partial(self._published, row["id"]),

@@ -6,23 +6,19 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.sql import Row, SparkSession
-
-from conf.errors import StorageFailed, UsageError
+from conf.errors import UsageError
 from conf.settings import Settings
 from sources.canceller import place_of
-from streaming.status.look import Look, look
-from streaming.status.storage_reader import reader_session
+from streaming.status.look import Look
+from streaming.status.look_reader import LookReader
 
 # An action is for people: what is more than this is for a program, with `delayline cancel`.
 MOST_SELECTED = 10_000
-_PLACE = ("topic", "partition", "offset", "deliver_at_ms")
 _KEPT_S = 900.0
 _MOST_KEPT = 20
 
@@ -41,43 +37,26 @@ class Selection:
 
 
 class Messages:
-    """Reads waiting messages with a small Spark of its own, which starts with the first look. A context manager.
-
-    One look at a time: others wait.
-    """
+    """Reads waiting messages for the page, through the running job if that answers. A context manager."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._spark: SparkSession | None = None
-        # Of Spark: one look at a time.
-        self._lock = threading.Lock()
-        self._stack = ExitStack()
+        self._reader = LookReader(settings)
         # Of the selections alone, so that nobody waits for a look.
         self._kept_lock = threading.Lock()
         self._selections: OrderedDict[str, Selection] = OrderedDict()
 
-    def look(self, wanted: Look, columns: Sequence[str] = ("*",)) -> list[Row]:
-        """Return what `streaming.status.look.look` returns. Raises what that and `reader_session` do."""
-        with self._lock:
-            if self._spark is None:
-                self._spark = self._stack.enter_context(reader_session(self._settings))
-            try:
-                return look(self._spark, self._settings, wanted, columns)
-            except (Py4JError, OSError) as problem:
-                # Java has ended, perhaps for want of memory. The next look starts another one.
-                self._spark = None
-                with suppress(Py4JError, OSError):
-                    self._stack.close()
-                raise StorageFailed(
-                    f"the page's Spark has failed ({type(problem).__name__}). Select fewer messages, or try again"
-                ) from problem
+    def look(self, wanted: Look, on_own_spark: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+        """Return what `LookReader.look` returns, row by row. Raises what that does."""
+        rows: list[dict[str, Any]] = self._reader.look(wanted, on_own_spark).to_pylist()
+        return rows
 
     def select(self, wanted: Look) -> Selection:
         """Read all that `wanted` describes, whatever its limit, and remember it for a quarter of an hour.
 
         Raises UsageError if these are more than `MOST_SELECTED`.
         """
-        rows = self.look(replace(wanted, limit=MOST_SELECTED + 1), _PLACE)
+        rows = self.look(replace(wanted, limit=MOST_SELECTED + 1, shown_bytes=0))
         if len(rows) > MOST_SELECTED:
             raise UsageError(f"more than {MOST_SELECTED:,} messages are selected. Select fewer")
         places = [(row["topic"], row["partition"], row["offset"]) for row in rows]
@@ -102,10 +81,10 @@ class Messages:
         return place_of(text, self._settings)
 
     def __enter__(self) -> Messages:
+        self._reader.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._stack.close()
+        self._reader.__exit__(kind, error, trace)

@@ -9,7 +9,6 @@ The token comes in a header that a browser never adds by itself, so that no othe
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import time
@@ -31,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from conf.durations import parse_duration_ms
 from conf.errors import DelaylineError, MissingExtra, UsageError
 from conf.settings import Settings
+from streaming.monitor.access import AccessRefused, check_may_look, check_token
 from streaming.status.instants import named_instant_ms
 from streaming.status.look import Look, message_fields
 from streaming.web.actions import cancel, deliver_now, postpone
@@ -50,21 +50,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-_THIS_HOST = ("127.0.0.1", "localhost", "[::1]")
 _MOST_BODY_BYTES = 100_000
 _MOST_SHOWN = 500
 _MOST_DIGITS = 18
-# What of a value and of each header is shown.
+# This much is shown of a key, a value, and the headers of a message.
 _SHOWN_BYTES = 2_000
-_SHOWN = (
-    "id", "place", "deliver_at_ms", "timestamp_ms", "output_topic", "error_code",
-    f"substring(key, 1, {_SHOWN_BYTES}) AS key",
-    f"substring(value, 1, {_SHOWN_BYTES}) AS value",
-    "length(value) AS value_bytes",
-    "transform(slice(headers, 1, 50), "
-    f"h -> named_struct('key', h.key, 'value', substring(h.value, 1, {_SHOWN_BYTES}))) AS headers",
-)  # fmt: skip
 
 
 def web_app(settings: Settings, history: History, messages: Messages) -> Starlette:
@@ -83,7 +73,12 @@ def web_app(settings: Settings, history: History, messages: Messages) -> Starlet
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
         middleware=[Middleware(_SafeHeaders)],
-        exception_handlers={DelaylineError: _refused, HTTPException: _http_error, Exception: _unknown},
+        exception_handlers={
+            DelaylineError: _refused,
+            AccessRefused: _no_access,
+            HTTPException: _http_error,
+            Exception: _unknown,
+        },
     )
 
 
@@ -139,9 +134,10 @@ class _Page:
         self._may_look(request)
         fields = await _fields(request, {"ids", "due_from", "due_until", "key", "topic", "newest", "limit"})
         wanted = self._wanted(fields)
-        rows = await run_in_threadpool(self._messages.look, wanted, _SHOWN)
+        own_spark_because = list[str]()
+        rows = await run_in_threadpool(self._messages.look, wanted, own_spark_because.append)
         found = [message_fields(row) | {"value_bytes": row["value_bytes"]} for row in rows]
-        return JSONResponse({"messages": found})
+        return JSONResponse({"messages": found, "own_spark_because": next(iter(own_spark_because), None)})
 
     async def select(self, request: Request) -> Response:
         self._may_act(request)
@@ -174,25 +170,13 @@ class _Page:
         return JSONResponse({"results": results})
 
     def _may_look(self, request: Request) -> None:
-        if self._settings.web.token:
-            self._may_act(request)
-            return
-        # Whoever comes through a proxy may be anywhere.
-        if any(name in request.headers for name in _OF_PROXIES):
-            raise HTTPException(403, "without web.token, messages are not shown through a proxy. Set web.token")
-        # A page of another site can make its own name stand for this host, but the browser then sends that name.
-        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-        client = request.client.host if request.client else ""
-        if host not in _THIS_HOST or client not in ("127.0.0.1", "::1"):
-            raise HTTPException(403, "without web.token, messages are shown on this host only. Set web.token")
+        check_may_look(self._settings.web.token, request.headers, request.client.host if request.client else "")
 
     def _may_act(self, request: Request) -> None:
         token = self._settings.web.token
         if not token:
             raise HTTPException(403, "actions are disabled without web.token. Set web.token")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            raise HTTPException(401, "enter the token of web.token")
+        check_token(token, request.headers)
 
     def _wanted(self, fields: dict[str, Any]) -> Look:
         now_ms = time.time_ns() // 1_000_000
@@ -206,9 +190,8 @@ class _Page:
             raise UsageError(f"limit: allowed is 1 to {_MOST_SHOWN}")
         places = tuple(self._messages.place(text) for text in ids) or None
         newest = fields.get("newest", False) is True
-        return Look(
-            from_ms, until_ms, places, None if key is None else key.encode(), _text(fields, "topic"), newest, limit
-        )
+        key_bytes = None if key is None else key.encode()
+        return Look(from_ms, until_ms, places, key_bytes, _text(fields, "topic"), newest, limit, _SHOWN_BYTES)
 
 
 async def _fields(request: Request, allowed: set[str]) -> dict[str, Any]:
@@ -275,6 +258,11 @@ async def _refused(_: Request, problem: Exception) -> Response:
 async def _unknown(_: Request, problem: Exception) -> Response:
     # Starlette raises it again, and uvicorn logs it.
     return JSONResponse({"error": f"internal error: {type(problem).__name__}. See the log"}, 500, _HEADERS)
+
+
+async def _no_access(_: Request, problem: Exception) -> Response:
+    assert isinstance(problem, AccessRefused)
+    return JSONResponse({"error": str(problem)}, problem.status)
 
 
 async def _http_error(_: Request, problem: Exception) -> Response:

@@ -229,7 +229,7 @@ async function busy(what, work) {
 }
 
 async function look() {
-  const { messages } = await ask("/api/messages", wanted());
+  const { messages, own_spark_because } = await ask("/api/messages", wanted());
   $("messages").hidden = false;
   $("messages").tBodies[0].replaceChildren(...messages.map((message) => {
     const value = text(message.value);
@@ -239,7 +239,8 @@ async function look() {
       long(message.headers.map(([name, held]) => `${name}: ${text(held)}`).join("\n")),
     ]);
   }));
-  return messages.length ? `${count(messages.length)} shown` : "nothing waits that fits";
+  const shown = messages.length ? `${count(messages.length)} shown` : "nothing waits that fits";
+  return own_spark_because ? `${shown}; read by the page's own Spark (${own_spark_because})` : shown;
 }
 
 async function countAll() {
@@ -274,7 +275,7 @@ async function act(action) {
 
 $("look").addEventListener("submit", (event) => {
   event.preventDefault();
-  busy("looking; the first look starts Spark", look);
+  busy("looking; without an answer of the job, the first look starts Spark", look);
 });
 $("count").addEventListener("click", () => busy("counting", countAll));
 $("leave").addEventListener("click", () => { $("act").hidden = true; say(""); });

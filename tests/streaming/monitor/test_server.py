@@ -79,7 +79,8 @@ def test_a_process_that_does_not_know_its_status_says_so(process: Process) -> No
 
 def test_other_paths_and_methods_are_refused(process: Process) -> None:
     assert process.ask("/")[0] == 404
-    assert process.ask("/metrics", "POST")[0] == 501
+    assert process.ask("/metrics", "POST")[0] == 405
+    assert process.ask("/metrics", "PUT")[0] == 501
     assert process.ask("/metrics", "HEAD")[2] == b""
 
 

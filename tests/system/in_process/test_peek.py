@@ -11,6 +11,9 @@ from pyspark.sql import SparkSession
 
 from conf.load import load_settings
 from state.message_ids import parse_id
+from streaming.local.free_port import free_port
+from streaming.status.look import Look
+from streaming.status.look_reader import NotThroughTheJob, look_through_job
 from streaming.status.messages import waiting_messages
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
@@ -28,7 +31,9 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     application: Application, make_job: MakeJob, spark: SparkSession
 ) -> None:
     # What is due within ten minutes is handed over, and waits in the ready log when the job has ended.
-    job, ledger = make_job("clock.horizon=10m")
+    job, ledger = make_job("clock.horizon=10m", f"monitor.job=127.0.0.1:{free_port()}")
+    settings = load_settings(None, job.overrides, environ={})
+    through_job = list[dict[str, Any]]()
     delays_ms = [540_000] * 20 + [HOUR_MS + 1_000 * number for number in range(300)]
 
     def publish() -> None:
@@ -52,12 +57,16 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
                 ledger.cancel(identity)
         ledger.flush()
         ledger.wait_for(lambda: len(ledger.cancelled()) == 2, 60)
+        # What the answers tell is in the storage once their batch is committed.
+        assert_eventually(lambda: look_through_job(settings, Look(limit=1_000)).num_rows == 318, 30)
+        through_job.extend(look_through_job(settings, Look(limit=1_000)).to_pylist())
+        with pytest.raises(NotThroughTheJob, match="of another application"):
+            look_through_job(settings.model_copy(update={"application_id": "another"}), Look())
 
     job.run_until(publish)
     waiting_ids = ledger.sent.keys() - ledger.cancelled()
     assert len(waiting_ids) == 318
 
-    settings = load_settings(None, job.overrides, environ={})
     rows = {row["id"]: row for row in waiting_messages(spark, settings).collect()}
     assert rows.keys() == waiting_ids
     assert {row["place"] for row in rows.values()} == {"ready", "mutable", "sealed"}
@@ -70,6 +79,18 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
         assert int(row["deliver_at"].timestamp() * 1000) == row["deliver_at_ms"]
         assert (row["place"] == "ready") == (sent.deliver_at_ms - sent.timestamp_ms == 540_000)
     by_due = sorted(rows, key=lambda identity: (rows[identity]["deliver_at_ms"], parse_id(identity)))
+    # The job, while it ran, has shown the same.
+    assert [row["id"] for row in through_job] == by_due
+    for seen in through_job:
+        kept = rows[seen["id"]]
+        assert (seen["deliver_at_ms"], seen["key"], seen["value"]) == (
+            kept["deliver_at_ms"],
+            kept["key"],
+            kept["value"],
+        )
+        assert [tuple(header.values()) for header in seen["headers"]] == [
+            (header["key"], bytes(header["value"])) for header in kept["headers"]
+        ]
 
     def peek(*arguments: str) -> list[dict[str, Any]]:
         result = job.command("peek", "--format", "json", *arguments)
@@ -101,6 +122,7 @@ def test_before_the_first_batch_nothing_waits(application: Application, make_job
     job, _ = make_job()
     result = job.command("peek", "--format", "json")
     assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines()[0] == "starting Spark to read the storage: monitor.job is not set"
 
 
 def test_an_id_of_another_topic_and_an_empty_range_are_refused(application: Application, make_job: MakeJob) -> None:
