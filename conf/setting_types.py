@@ -1,4 +1,4 @@
-"""The types that `conf.settings` is made of: names, counts, durations, lists, sections, tables of options.
+"""The types that `conf.sections` is made of: names, counts, durations, lists, sections, tables of options.
 
 A value comes from TOML with its type, or as text from the environment or `--set`. A check that fails raises a
 ValueError that names the allowed values and never repeats the value, which may be a secret.

@@ -3,7 +3,7 @@
     python docs/generate.py            # writes the pages
     python docs/generate.py --check    # writes nothing; exit code 1 if a page does not match the code
 
-Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/settings.py`
+Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/sections.py`
 (allowed values), `conf/errors.py` (codes), `docs/reference/remedies.toml` (what to do about each code), the titles of
 `docs/operate/runbooks` (which codes have a runbook), and the calls in `streaming/monitor` that make metrics.
 """
@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conf.errors import DelaylineError, Rejected
 from conf.setting_groups import EVERYBODY, group_of
-from conf.settings import PRESETS, Settings
+from conf.settings import Settings
 from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
+from conf.topic_tables import PRESETS
 from streaming.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -148,7 +149,7 @@ def _metavar(parameter: Any) -> str:
 
 def _settings() -> str:
     lines = [
-        _HEAD.format(source="conf/delayline.toml and conf/settings.py", title="Settings"),
+        _HEAD.format(source="conf/delayline.toml and conf/sections.py", title="Settings"),
         "Values come from the defaults, the TOML file (`--config` or `DELAYLINE_CONFIG`), environment variables such "
         "as `DELAYLINE_BUCKET__SHARDS=4`, and `--set bucket.shards=4`. Later sources override earlier ones. Durations "
         "are ms, a number with a unit (`1500ms`, `10s`, `5m`, `2h`, `30d`, `1w`), or ISO-8601 (`PT10S`). A wrong value "

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from conf.errors import SettingError
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 
 MAX_BYTES = 1024 * 1024
 _WHITE = " \t\f"

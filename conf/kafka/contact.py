@@ -18,7 +18,7 @@ from conf.errors import BrokerUnreachable, CertificateRefused, LoginRefused, Set
 from conf.kafka.client_log import client_log
 from conf.kafka.oauthbearer import MECHANISM
 from conf.kafka.options import librdkafka_options
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from conf.kafka.option_names import (
 )
 from conf.kafka.tls import ca_file, checks_host, client_certificate, java_keystore
 from conf.kafka.wrong_option import wrong_option
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS = (*LOGIN_MODULES, oauthbearer.MECHANISM, "GSSAPI")

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from conf.durations import format_duration
 from conf.errors import Expired
-from conf.settings import Policy, Settings
+from conf.settings import Settings
+from conf.topic_tables import Policy
 from sinks.release.records import Record, record_due_ms, record_id, records
 from state.header_values import header_text, parse_instant
 from state.kinds import MESSAGE, kinds_of

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
-from conf.settings import MOST_MESSAGE_BYTES
+from conf.sections import MOST_MESSAGE_BYTES
 from sources.intake.accepted import Accepted
 from sources.intake.admission import refuse_waiting
 from sources.intake.cancels import asked_keys, has_header

@@ -14,7 +14,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from conf.kafka.headers import read_headers
-from conf.settings import MOST_MESSAGE_BYTES
+from conf.sections import MOST_MESSAGE_BYTES
 from state.message import HEADERS, LAST_MS
 from state.stub import digest
 

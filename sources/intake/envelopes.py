@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadDeliverTo, BadSchedule
-from conf.settings import HeaderSettings
+from conf.sections import HeaderSettings
 from sources.intake.header_case import in_any_case
 from sources.intake.header_columns import (
     Headers,

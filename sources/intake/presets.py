@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from conf.errors import BadSchedule, Rejected, quoted
-from conf.settings import PRESETS
+from conf.topic_tables import PRESETS
 from sources.intake.schedule import parse_delay_level
 from state.header_values import MAX_INSTANT_MS, MOST_TEXT_BYTES, header_text, parse_instant, whole_number
 

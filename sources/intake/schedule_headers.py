@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from conf.errors import TwoDelays
-from conf.settings import HeaderSettings
+from conf.sections import HeaderSettings
 from sources.intake.schedule import parse_delay_level, parse_deliver_after, parse_deliver_at, parse_deliver_to
 
 

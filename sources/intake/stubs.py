@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.settings import MOST_MESSAGE_BYTES
+from conf.sections import MOST_MESSAGE_BYTES
 from state.stub import HEADER_BYTES, STUB_HEADER, WHOLE, Stub, digest, headers_left, key_left
 
 Ints = npt.NDArray[np.int64]

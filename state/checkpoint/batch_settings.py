@@ -18,7 +18,9 @@ import pydantic.dataclasses
 from pydantic import TypeAdapter
 
 from conf.errors import CheckpointMismatch
-from conf.settings import INTERNAL_SUFFIXES, HeaderSettings, Policy, Settings
+from conf.sections import HeaderSettings
+from conf.settings import INTERNAL_SUFFIXES, Settings
+from conf.topic_tables import Policy
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, read_stored
 from state.taken import NONE_TAKEN, Taken

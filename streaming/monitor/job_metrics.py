@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from conf.instants import instant
-from conf.settings import ClockSettings, Settings
+from conf.sections import ClockSettings
+from conf.settings import Settings
 from state.buckets.catalog import metadata_bytes
 from state.buckets.segments import Segment
 from state.checkpoint.origin import Offsets

@@ -10,8 +10,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from conf.secrets import is_secret
+from conf.sections import KafkaSettings, SparkSettings
 from conf.setting_groups import ADVANCED, EVERYBODY, group_of
-from conf.settings import KafkaSettings, Settings, SparkSettings
+from conf.settings import Settings
 
 DEFAULTS = Path(__file__).parents[2] / "conf/delayline.toml"
 SECRET = "hunter2"

@@ -12,8 +12,10 @@ from typer.main import get_command
 
 from conf.errors import DelaylineError
 from conf.failpoints import ALL_POINTS
+from conf.sections import HeaderSettings, TopicSettings
 from conf.setting_types import OptionTable
-from conf.settings import PRESETS, HeaderSettings, Settings, TopicSettings
+from conf.settings import Settings
+from conf.topic_tables import PRESETS
 from sources.intake.presets import presets_named
 from state.reasons import RESULTS, Reason
 from streaming.cli.app import app

@@ -17,7 +17,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
-from conf.settings import PRESETS
+from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import presets_named
 from streaming.local.broker import EmbeddedBroker

@@ -13,7 +13,7 @@ import pytest
 
 from conf.errors import LoginRefused
 from conf.kafka.contact import check_contact
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 from streaming.local.free_port import free_port
 from tests.certificates import STORE_PASSWORD
 from tests.system.conftest import Application

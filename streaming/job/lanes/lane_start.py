@@ -20,7 +20,8 @@ from contextlib import closing
 
 from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
-from conf.settings import ForwardSettings, Settings
+from conf.sections import ForwardSettings
+from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.position import read_position
 from sinks.lanes.opening import close_lanes, open_lanes

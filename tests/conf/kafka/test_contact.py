@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import BrokerUnreachable, SettingError
 from conf.kafka.contact import check_contact
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 
 NOWHERE = "127.0.0.1:1"
 

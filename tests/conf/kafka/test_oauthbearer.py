@@ -7,7 +7,7 @@ import pytest
 
 from conf.errors import SettingError
 from conf.kafka.options import check_options, java_options, kafka_python_options, librdkafka_options
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 
 URL = "https://login.example.com/token"
 SECRET = "hunter2"

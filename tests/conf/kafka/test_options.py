@@ -12,7 +12,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from conf.errors import SettingError
 from conf.kafka import option_names as kafka_names
 from conf.kafka.options import check_options, java_options, kafka_python_options, librdkafka_options
-from conf.settings import KafkaSettings
+from conf.sections import KafkaSettings
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"

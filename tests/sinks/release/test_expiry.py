@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from conf.settings import Policy, Settings
+from conf.settings import Settings
+from conf.topic_tables import Policy
 from sinks.release.expiry import Expiry
 from sinks.release.known_topics import Topics
 from sinks.release.records import records

@@ -8,7 +8,7 @@ import pytest
 
 from conf import errors
 from conf.errors import Rejected
-from conf.settings import HeaderSettings
+from conf.sections import HeaderSettings
 from sources.intake.accept import accept
 from state.message import MESSAGE_SCHEMA
 from tests.messages import PARTITIONS, headers, records, some_batch_settings

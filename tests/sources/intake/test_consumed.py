@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from conf.kafka.headers import RecordHeaders
-from conf.settings import MOST_MESSAGE_BYTES
+from conf.sections import MOST_MESSAGE_BYTES
 from sources.intake.consumed import records_of
 from sources.intake.kafka_reader import FLAT_HEADERS, read_range, with_headers
 from state.message import HEADERS, LAST_MS

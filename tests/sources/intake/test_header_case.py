@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from conf.settings import PRESETS, HeaderSettings
+from conf.sections import HeaderSettings
+from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import presets_named
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import MOST_TEXT_BYTES
-from conf.settings import PRESETS
+from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import Preset, presets_named
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_of

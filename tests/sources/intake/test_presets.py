@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.settings import PRESETS
+from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.presets import presets_named
 from tests.messages import headers, records, some_batch_settings

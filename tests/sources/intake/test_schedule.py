@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected
-from conf.settings import LevelSettings
+from conf.sections import LevelSettings
 from sources.intake.schedule import (
     MAX_INSTANT_MS,
     level_delay_ms,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected, TwoDelays
-from conf.settings import HeaderSettings
+from conf.sections import HeaderSettings
 from sources.intake.schedule_headers import schedule_headers
 
 NAMES = HeaderSettings()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch
 from conf.load import load_settings
-from conf.settings import HeaderSettings
+from conf.sections import HeaderSettings
 from state.checkpoint.batch_settings import DelayPolicy, SettingsHistory, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from tests.messages import some_batch_settings

@@ -13,8 +13,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, FormatMismatch
+from conf.sections import CancelSettings
 from conf.setting_types import DAY, MINUTE
-from conf.settings import CancelSettings, Settings
+from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
 from state.recalled import Recall, partition_of_shard, recall_records
