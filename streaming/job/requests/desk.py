@@ -36,7 +36,7 @@ from state.cancel import (
 )
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import NO_IDS, Ids, among, ids_in, united, without
+from state.message_ids import NO_IDS, Ids, among, ids_in, united
 from streaming.checkpoint.recovery import read_markers
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp, look_up, useful_from_ms
@@ -269,19 +269,15 @@ class RequestDesk:
         if not (not_found := outcomes.open_ids()):
             return CANCELLED_SCHEMA.empty_table()
         known = self._stored_ids.cancelled_among(not_found)
-        moved = self._stored_ids.moved_among(known.ids)
         outcomes.set_cancelled(known.ids)
-        outcomes.set_delivered(moved)
+        outcomes.set_delivered(self._stored_ids.moved_among(known.ids))
         # What shall be due at once must be found where it is.
         held = among(named.held, outcomes.open_ids(but=delivering))
         outcomes.take(named.held.filter(pa.array(held)))
 
-        # Of an input topic that was made anew, another message may have the id of one that was cancelled. But what a
-        # lost batch has moved, and not handed over, the first batch finds itself: it comes out, as was answered.
-        again = known.ids if span.batch_id else without(known.ids, moved)
-
         def wanted(but: Ids = NO_IDS) -> Ids:
-            return united([outcomes.open_ids(but), again])
+            # Of an input topic that was made anew, another message may have the id of one that was cancelled.
+            return united([outcomes.open_ids(but), known.ids])
 
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS

@@ -22,7 +22,7 @@ from state.buckets.operator import ASKED, KEPT, TAKEN_OUT
 from state.cancel import delivering_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
-from state.kinds import is_message
+from state.kinds import MESSAGE, kinds_of
 from state.message import decode_chunk
 from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in
 from streaming.job.requests.sealed_ids import SealedIds
@@ -153,7 +153,10 @@ def passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row])
 
 
 def _found_in(chunks: DataFrame, ids: Ids) -> pa.Table:
-    """Return those of `ids` that are in `chunks`, as a table of `_FOUND_SCHEMA`. Neither dead letters nor asks."""
+    """Return those of `ids` that are in `chunks`, as a table of `_FOUND_SCHEMA`. Neither dead letters nor asks.
+
+    Nor messages that a lost batch has made due, and a rebuild has left: these come out, as may be answered already.
+    """
     return chunks.select("bucket", "chunk").mapInArrow(_finding(ids), from_arrow_schema(_FOUND_SCHEMA)).toArrow()
 
 
@@ -162,7 +165,7 @@ def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                found = messages.filter(pa.array(among(messages, ids) & is_message(messages)))
+                found = messages.filter(pa.array(among(messages, ids) & (kinds_of(messages) == MESSAGE)))
                 columns = [*(found.column(name) for name in ID), pa.array([bucket] * found.num_rows, pa.int64())]
                 own = pa.table([*columns, found.column("deliver_at_ms")], names=_FOUND_SCHEMA.names)
                 yield from own.cast(_FOUND_SCHEMA).to_batches()

@@ -112,12 +112,26 @@ def test_a_later_batch_takes_no_dead_letter_that_a_rebuild_has_sealed_for_a_mess
 def test_what_a_lost_batch_has_made_due_comes_out_with_the_first_batch_whoever_asks_again(store: BucketTable) -> None:
     seal(store, 2, (1, 90_000), (2, 90_000))
     store_ids(store, 3, 1, 90_000, CLOCK_MS - 100)
-    seal(store, OVERDUE, (1, CLOCK_MS - 100))
+    seal(store, OVERDUE, (1, CLOCK_MS - 100, DUE_NOW))
     assert decide(store, 0, [2], cancels=[1]) == ({1: "released", 2: "made-due"}, [(2, 401, DUE_NOW)])
     assert decide(store, 0, [1]) == ({1: "made-due"}, [])
     # It is handed over by then.
     assert decide(store, 1, [1]) == ({1: "made-due"}, [])
     assert decide(store, 1, [], cancels=[1]) == ({1: "released"}, [])
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_of_a_topic_that_was_made_anew_a_rescale_leaves_another_message_than_the_one_that_was_made_due(
+    store: BucketTable, batch_id: int
+) -> None:
+    seal(store, 1, (1, 90_000), (2, 90_000))
+    for offset in (1, 2):
+        store_ids(store, 1 + offset, offset, 90_000, CLOCK_MS - 100)
+    # What was in the state has the number of the bucket before the first, and the kind of a message.
+    seal(store, OVERDUE, (1, 95_000), (2, 96_000))
+    answers, moved = decide(store, batch_id, [1], cancels=[2])
+    assert answers == {1: "made-due", 2: "withdrawn"}
+    assert moved == [(1, 401, DUE_NOW)]
 
 
 def test_of_a_topic_that_was_made_anew_the_message_that_waits_comes_out_and_the_batch_goes_on(
