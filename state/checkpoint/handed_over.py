@@ -64,6 +64,14 @@ class HandedOver:
         return max([self.origin.cutoff_ms, *(marker.batch.previous_ms for marker in self.markers), *lasts])
 
     @property
+    def overdue_ms(self) -> int:
+        """When at the latest a message is due, epoch ms, that the first batch of the next checkpoint hands over.
+
+        That batch takes what is due at 0 or later, if nothing was handed over before.
+        """
+        return max(0, self.cutoff_ms - 1)
+
+    @property
     def whole_before_ms(self) -> int:
         """The instant before which every shard has handed over all messages, epoch ms; 0 until the first batch is over.
 

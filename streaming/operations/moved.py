@@ -81,7 +81,7 @@ class Moved:
         is_left = ~self.handed_over.of_moved(messages, own.column("bucket").to_numpy())
         # The new checkpoint begins at the cutoff, which may be of long ago. Its first batch hands these over, so that
         # no request that is read later undoes what was answered.
-        overdue = with_due_times(messages, np.minimum(dues, self.handed_over.cutoff_ms - 1))
+        overdue = with_due_times(messages, np.minimum(dues, self.handed_over.overdue_ms))
         return overdue.filter(pa.array(is_left))
 
 

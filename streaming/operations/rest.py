@@ -18,7 +18,7 @@ from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
-from state.kinds import is_ask, requests_in
+from state.kinds import is_ask, is_message, requests_in
 from state.message import with_due_times
 from state.message_ids import among, ids_in, ids_of
 from state.name_holders import HOLDER_SCHEMA
@@ -55,7 +55,7 @@ class Rest:
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for rest, asks, refused in self._accepted(batches):
                 answers = _answers(asks, (self.cancelled, self.recalled), self.moved.ids, refused)
-                yield from left_rows(answered(rest, answers), self.batch_settings.shards)
+                yield from left_rows(self._overdue(answered(rest, answers)), self.batch_settings.shards)
 
         return run
 
@@ -85,6 +85,16 @@ class Rest:
             asks = accepted.asks.filter(pa.array(among(own_ids(accepted.asks), ids_in(requests_in(rest)))))
             refused = _refused(asks, self.cancelled)
             yield without_cancelled(rest, ids_of(refused)), asks, refused
+
+    def _overdue(self, messages: pa.Table) -> pa.Table:
+        """Return `messages` with dead letters and answers that the first batch hands over, as any batch does.
+
+        They are due by the clock, and the cutoff may be of long ago. Left for later batches, in a bucket that merges
+        renumber, they would be found there as messages that wait.
+        """
+        dues = _dues(messages)
+        overdue = np.minimum(dues, self.handed_over.overdue_ms)
+        return with_due_times(messages, np.where(is_message(messages), dues, overdue))
 
     def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Accepted, pa.Table]]:
         """Yield what the records are accepted as, and the messages that are left of it."""

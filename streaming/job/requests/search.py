@@ -112,9 +112,8 @@ def waiting(
     if cancelled.ids:
         located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
     from_ms, until_ms, buckets = (located.column(name).to_numpy() for name in ("from_ms", "until_ms", "bucket"))
-    # A rebuild seals dead letters and answers there too, which have ids of messages. These need not be due below its
-    # cutoff, so that later batches find them as well.
-    is_overdue = buckets == span.origin.overdue_bucket
+    # A rebuild seals dead letters and answers there too, which have ids of messages. The first batch hands them over.
+    is_overdue = buckets == overdue_bucket
     waits = (from_ms >= previous_ms) & ~is_overdue
     doubtful = located.filter(pa.array(~waits & (is_overdue | (until_ms >= previous_ms))))
     still = _still_there(doubtful, store, found)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyroaring import BitMap64
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -64,14 +63,18 @@ def rest_of(
     return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, {}, settings, now_ms, Moved(handed_over))
 
 
-def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
-    """Return when each message that is left is due, in ms after the lost job's last clock, by its offset."""
+def rows_left(rest: Rest, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what is left of records: messages, dead letters and answers."""
     batches = rest.messages()(iter(records(rows).to_batches()))
     chunks = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
-    messages = pa.concat_tables([empty_messages(), *chunks])
-    messages = messages.filter(pc.is_null(messages.column("error_code")))
-    dues = (due - CLOCK_MS for due in messages.column("deliver_at_ms").to_pylist())
-    return dict(zip(messages.column("offset").to_pylist(), dues, strict=True))
+    found: list[dict[str, Any]] = pa.concat_tables([empty_messages(), *chunks]).to_pylist()
+    return found
+
+
+def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
+    """Return when each message that is left is due, in ms after the lost job's last clock, by its offset."""
+    messages = (row for row in rows_left(rest, *rows) if row["error_code"] is None)
+    return {row["offset"]: row["deliver_at_ms"] - CLOCK_MS for row in messages}
 
 
 def published(offset: int, published_ms: int, delay: tuple[str, int] | None = None) -> dict[str, Any]:
@@ -249,6 +252,10 @@ def _lost_job(last: OrderKey | None, cutoff_ms: int = CUTOFF_MS) -> HandedOver:
     return HandedOver((Progress(span, 1, last),))
 
 
+# A first job that was lost before its first batch had handed anything over.
+NOTHING_HANDED_OVER = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 1, 1))),))
+
+
 def test_what_was_made_due_at_once_is_told_from_what_was_cancelled_by_its_replacement() -> None:
     handed_over = _lost_job(None)
     tables = [
@@ -301,6 +308,27 @@ def test_what_was_made_due_at_once_is_for_the_first_batch_also_if_the_markers_ar
     assert due == handed_over.cutoff_ms - 1 < MOVED_MS
 
 
+def test_a_job_that_has_handed_over_nothing_leaves_what_was_made_due_at_an_instant_that_the_first_batch_takes() -> None:
+    _, moved = moved_in([_stored((4, 8, NOW))], NOTHING_HANDED_OVER)
+    (due,) = moved.left_of(messages([{"offset": 4, "deliver_at_ms": FAR_MS}])).column("deliver_at_ms").to_pylist()
+    assert due == 0
+
+
+@pytest.mark.parametrize("cutoff_ms", [CLOCK_MS - HOUR, 0])
+def test_dead_letters_and_answers_are_for_the_first_batch_also_if_the_cutoff_is_of_long_ago(cutoff_ms: int) -> None:
+    handed_over = _lost_job(None, cutoff_ms) if cutoff_ms else NOTHING_HANDED_OVER
+    rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE, Moved(handed_over))
+    asked = headers(("delayline-cancel", b"%s/0/99" % TOPIC.encode()))
+    rows = [
+        {"offset": 6, "headers": headers(("deliver-after", b"soon")), "timestamp_ms": CLOCK_MS},
+        {"offset": 7, "headers": asked, "timestamp_ms": CLOCK_MS},
+        published(8, -MINUTE, ("deliver-after", HOUR)),
+    ]
+    found = {row["offset"]: row["deliver_at_ms"] for row in rows_left(rest, *rows)}
+    overdue_ms = max(0, handed_over.cutoff_ms - 1)
+    assert found == {6: overdue_ms, 7: overdue_ms, 8: CLOCK_MS - MINUTE + HOUR}
+
+
 def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -> None:
     handed_over = _lost_job(OrderKey(MOVED_MS, TOPIC, 0, 4))
     cancelled, moved = moved_in([_stored((1, 3, None), (2, 4, NOW))], handed_over)
@@ -316,9 +344,7 @@ def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -
         {"offset": 10 + at, "headers": headers((name, f"{TOPIC}/0/{asked}".encode())), "timestamp_ms": CLOCK_MS}
         for at, (name, asked) in enumerate(asks)
     ]
-    batches = rest.messages()(iter(records(rows).to_batches()))
-    chunks = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
-    answers = {row["offset"]: json.loads(row["value"]) for table in chunks for row in table.to_pylist()}
+    answers = {row["offset"]: json.loads(row["value"]) for row in rows_left(rest, *rows)}
     assert [answers[10 + at]["reason"] for at in range(5)] == [
         "made-due",
         "released",

@@ -101,14 +101,6 @@ def test_what_a_rebuild_has_sealed_comes_out_now_but_no_dead_letter_or_answer_of
     assert moved == [(2, 401, DUE_NOW), (3, 401, DUE_NOW), (4, 401, DUE_NOW)]
 
 
-def test_a_later_batch_takes_no_dead_letter_that_a_rebuild_has_sealed_for_a_message(store: BucketTable) -> None:
-    # The cutoff of a rebuild may be of long ago, and a dead letter is due by the clock.
-    seal(store, OVERDUE, (1, 5_000, DEAD_LETTER), (2, 6_000), (3, 7_000, DEAD_LETTER), (4, 8_000))
-    answers, moved = decide(store, 9, [1, 2], cancels=[3, 4])
-    assert answers == {1: "undecided", 2: "made-due", 3: "undecided", 4: "withdrawn"}
-    assert moved == [(2, 401, DUE_NOW)]
-
-
 def test_what_a_lost_batch_has_made_due_comes_out_with_the_first_batch_whoever_asks_again(store: BucketTable) -> None:
     seal(store, 2, (1, 90_000), (2, 90_000))
     store_ids(store, 3, 1, 90_000, CLOCK_MS - 100)
