@@ -25,10 +25,15 @@ def bitmaps_of(tables: Iterable[pa.Table]) -> OffsetBitmaps:
     """Return the ids of tables that have the columns `ID`."""
     bitmaps: dict[tuple[str, int], BitMap64] = {}
     for table in tables:
-        offsets = table.column("offset").to_numpy()
-        for source, rows in by_source(table):
-            bitmaps.setdefault(source, BitMap64()).update(bitmap_of(offsets[rows]))
+        add_ids(bitmaps, table)
     return bitmaps
+
+
+def add_ids(bitmaps: dict[tuple[str, int], BitMap64], table: pa.Table) -> None:
+    """Add the ids of a table that has the columns `ID` to `bitmaps`."""
+    offsets = table.column("offset").to_numpy()
+    for source, rows in by_source(table):
+        bitmaps.setdefault(source, BitMap64()).update(bitmap_of(offsets[rows]))
 
 
 def in_bitmaps(messages: pa.Table, bitmaps: OffsetBitmaps) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from state.buckets.cancelled import MOVED_SCHEMA, are_moved, moved_of
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.handed_over import HandedOver
-from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
+from state.index.offset_bitmaps import OffsetBitmaps, add_ids, bitmaps_of, in_bitmaps
 from state.kinds import DUE_NOW, is_message, with_kind
 from state.message import decode_chunk, with_due_times
 from state.message_ids import ID, among, ids_in, places_in
@@ -86,21 +86,25 @@ class Moved:
 
 
 def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[OffsetBitmaps, Moved]:
-    """Return which ids are cancelled in stored rows (`state.buckets.id_rows.ID_ROW_SCHEMA`), and which moved."""
-    several: list[pa.Table] = [MOVED_SCHEMA.empty_table()]
+    """Return which ids are cancelled in stored rows (`state.buckets.id_rows.ID_ROW_SCHEMA`), and which moved.
+
+    There may be very many. Only ids are kept, except of messages that may be left.
+    """
+    ids: dict[tuple[str, int], BitMap64] = {}
+    own_ids: dict[tuple[str, int], BitMap64] = {}
+    perhaps_left = [MOVED_SCHEMA.empty_table()]
 
     def cancelled() -> Iterator[pa.Table]:
         for table in tables:
             is_moved = are_moved(table)
             if is_moved.any():
-                several.append(moved_of(table.filter(pa.array(is_moved))))
+                moved = moved_of(table.filter(pa.array(is_moved)))
+                add_ids(ids, moved)
+                add_ids(own_ids, moved.filter(pc.field("bucket") >= handed_over.origin.overdue_bucket))
+                perhaps_left.append(moved.filter(pc.field("bucket") >= handed_over.newest.bucket))
             yield table.filter(pa.array(~is_moved))
 
-    bitmaps = bitmaps_of(cancelled())
-    every = pa.concat_tables(several)
-    own = every.filter(pc.field("bucket") >= handed_over.origin.overdue_bucket)
-    perhaps_left = every.filter(pc.field("bucket") >= handed_over.newest.bucket)
-    return bitmaps, Moved(handed_over, bitmaps_of([every]), bitmaps_of([own]), perhaps_left)
+    return bitmaps_of(cancelled()), Moved(handed_over, ids, own_ids, pa.concat_tables(perhaps_left))
 
 
 def with_ids(one: OffsetBitmaps, other: OffsetBitmaps) -> OffsetBitmaps:
