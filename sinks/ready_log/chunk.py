@@ -20,9 +20,9 @@ from state.message import encode_chunk
 from state.order import OrderKey, key_of
 
 _HEADER = "delayline-chunk"
-# A message has a few hundred bytes as a rule, and a megabyte at the most unless the topics take more. More requests fit
-# into a transaction, which has several chunks.
-_MOST_DELIVERIES = 8
+# Of the requests in a chunk for messages to be due at once, and of these messages if all are as large as they may be.
+# More requests fit into a transaction, which has several chunks.
+MOST_DELIVERIES, _DELIVERED_BYTES = 8, 9 * 1024 * 1024
 
 
 @dataclass(frozen=True, config=STORED)
@@ -50,16 +50,21 @@ def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeade
     return encode_chunk(messages), [(_HEADER, _FORMAT.dump(summary))]
 
 
-def with_few_deliveries(messages: pa.Table) -> Iterator[pa.Table]:
-    """Cut messages for chunks that have few requests each for messages to be due at once, whose number is bounded.
+def most_deliveries(message_bytes: int) -> int:
+    """Return how many requests for messages to be due at once a chunk may have, each for `message_bytes` at the most.
 
     The release process that decides such a chunk has all of these messages in memory.
     """
+    return max(1, min(MOST_DELIVERIES, _DELIVERED_BYTES // message_bytes))
+
+
+def with_few_deliveries(messages: pa.Table, most: int) -> Iterator[pa.Table]:
+    """Cut messages for chunks that have `most` requests each for messages to be due at once (`most_deliveries`)."""
     rows = np.flatnonzero(kinds_of(messages) == REQUEST)
     values = messages.column("value").take(pa.array(rows)).cast(pa.binary())
     delivering = [each for each in values.unique().to_pylist() if Undecided.from_bytes(each).delivers]
     own = rows[np.asarray(pc.is_in(values, pa.array(delivering, pa.binary())))]
-    bounds = [0, *own[_MOST_DELIVERIES::_MOST_DELIVERIES].tolist(), messages.num_rows]
+    bounds = [0, *own[most::most].tolist(), messages.num_rows]
     yield from (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 

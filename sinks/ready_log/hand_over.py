@@ -15,7 +15,7 @@ from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
-from sinks.ready_log.chunk import with_few_deliveries
+from sinks.ready_log.chunk import MOST_DELIVERIES, with_few_deliveries
 from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
 from state.checkpoint.progress import Progress, committed_messages
 from state.kinds import DEAD_LETTER, kinds_of
@@ -149,7 +149,7 @@ def _written(
     A writer that is spent is replaced.
     """
     retry = _retry(plan, writer.shard)
-    chunks = [chunk for table in tables for chunk in ready_chunks(table, plan.clock_ms)]
+    chunks = [chunk for table in tables for chunk in ready_chunks(table, plan.clock_ms, plan.most_deliveries)]
     while True:
         try:
             if not writer.is_spent:
@@ -202,29 +202,30 @@ def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def ready_chunks(messages: pa.Table, clock_ms: int) -> Iterator[pa.Table]:
+def ready_chunks(messages: pa.Table, clock_ms: int, most_deliveries: int = MOST_DELIVERIES) -> Iterator[pa.Table]:
     """Cut messages in delivery order into chunks.
 
     Dead letters are due at `clock_ms` (epoch ms) or before, since what they ask for is not known, or is refused.
+    A chunk has `most_deliveries` requests for messages to be due at once.
     """
     is_dead = np.asarray(kinds_of(messages) == DEAD_LETTER)
     if is_dead.any():
         dead = messages.filter(pa.array(is_dead))
         dues = pc.min_element_wise(dead.column("deliver_at_ms"), pa.scalar(clock_ms))
         dead = in_order(dead.set_column(dead.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", dues))
-        yield from _cut(dead.combine_chunks())
+        yield from _cut(dead.combine_chunks(), most_deliveries)
         messages = messages.filter(pa.array(~is_dead))
-    yield from _cut(messages)
+    yield from _cut(messages, most_deliveries)
 
 
-def _cut(messages: pa.Table) -> Iterator[pa.Table]:
+def _cut(messages: pa.Table, most_deliveries: int) -> Iterator[pa.Table]:
     for at in range(0, messages.num_rows, _CHUNK_MESSAGES):
         for piece in split_by_bytes(messages.slice(at, _CHUNK_MESSAGES), _CHUNK_BYTES):
             span_ms = key_of(piece, -1).deliver_at_ms - key_of(piece).deliver_at_ms
             count = min(span_ms // _CHUNK_SPAN_MS + 1, max(1, piece.nbytes // _LEAST_CUT_BYTES))
             rows = -(-piece.num_rows // count)
             for start in range(0, piece.num_rows, rows):
-                yield from with_few_deliveries(piece.slice(start, rows))
+                yield from with_few_deliveries(piece.slice(start, rows), most_deliveries)
 
 
 def _opened(plan: HandOverPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:

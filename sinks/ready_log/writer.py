@@ -22,7 +22,7 @@ from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
 from sinks.internal_topics.progress import marker_key, read_progress
 from sinks.internal_topics.transactional_ids import transactional_id
-from sinks.ready_log.chunk import chunk_record
+from sinks.ready_log.chunk import MOST_DELIVERIES, chunk_record
 from state.checkpoint.progress import BatchSpan, Progress
 
 _FENCED_AT_A_TIME = 16
@@ -37,6 +37,7 @@ class HandOverPlan:
     - `last_writers`: for each shard, the id of the writer that was last as far as the driver knows. A process that
       still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease has
       a later holder than `fencing_token`.
+    - `most_deliveries`: how many requests for messages to be due at once a chunk may have
     """
 
     application_id: str
@@ -51,6 +52,7 @@ class HandOverPlan:
     tolerates_input_loss: bool
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
+    most_deliveries: int = MOST_DELIVERIES
 
 
 class FencedBySibling(Exception):

@@ -28,7 +28,7 @@ from conf.kafka.repeated_commit import repeat_backoff, sent_once
 from conf.kafka.rights import init_transactions
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
-from sinks.ready_log.chunk import chunk_record, with_few_deliveries
+from sinks.ready_log.chunk import chunk_record, most_deliveries, with_few_deliveries
 from sinks.release.known_topics import Topics
 from sinks.release.pending import Planned
 from sinks.release.recall import Removal, next_shards
@@ -123,6 +123,7 @@ class TransactionWriter:
         self._position_topic = settings.position_topic
         self._ready_topic = settings.ready_topic
         self._recalled_topic = settings.recalled_topic
+        self._most_deliveries = most_deliveries(settings.limits.max_message_bytes)
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._reports = DeliveryReports()
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
@@ -208,7 +209,8 @@ class TransactionWriter:
     def _pass_on(self, asks: pa.Table) -> None:
         """Write asks to the ready log of the next shard."""
         for number, own in next_shards(in_order(asks), self._shard):
-            for piece in chain.from_iterable(map(with_few_deliveries, split_by_bytes(own, _ASKS_BYTES))):
+            pieces = (with_few_deliveries(each, self._most_deliveries) for each in split_by_bytes(own, _ASKS_BYTES))
+            for piece in chain.from_iterable(pieces):
                 value, headers = chunk_record(piece)
                 own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
                 self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])

@@ -22,6 +22,7 @@ from conf.instants import instant_and_ms
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
+from sinks.ready_log.chunk import most_deliveries
 from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
 from state.buckets.cancelled import cancelled_rows
@@ -430,6 +431,7 @@ class BatchRunner:
             tolerates_input_loss=self._settings.topics.skip_expired,
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
+            most_deliveries=most_deliveries(self._settings.limits.max_message_bytes),
         )
 
     def _hand_over(self, tasks: DataFrame) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Log, Place, Position
-from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of, with_few_deliveries
+from sinks.ready_log.chunk import RecordHeaders, chunk_record, most_deliveries, summary_of, with_few_deliveries
 from sinks.release.encoded_chunks import PayloadMissing
 from sinks.release.pending import Pending, Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
@@ -546,17 +546,24 @@ def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> Non
     assert later.column("offset").to_pylist() == [1] * 3
 
 
-def test_a_chunk_has_few_requests_for_messages_to_be_due_now_so_that_these_have_room() -> None:
+@pytest.mark.parametrize(
+    ("message_bytes", "counts"),
+    [(1, [8, 8, 4]), (1_048_588, [8, 8, 4]), (3_000_000, [3] * 6 + [2]), (64 * 1024 * 1024, [1] * 20)],
+)
+def test_a_chunk_has_few_requests_for_messages_to_be_due_now_so_that_these_have_room(
+    message_bytes: int, counts: list[int]
+) -> None:
+    most = most_deliveries(message_bytes)
     delivers, cancels = (Undecided(1, 1, 1, 0, delivers=each).to_bytes() for each in (True, False))
     kinds = [MESSAGE, REQUEST, REQUEST, ANSWER] * 20
     values = [b"v", cancels, delivers, b"{}"] * 20
     every = messages({"offset": at, "kind": kind, "value": values[at]} for at, kind in enumerate(kinds))
-    pieces = list(with_few_deliveries(every))
+    pieces = list(with_few_deliveries(every, most))
     assert [row["offset"] for piece in pieces for row in piece.to_pylist()] == list(range(80))
-    assert [piece.column("value").to_pylist().count(delivers) for piece in pieces] == [8, 8, 4]
+    assert [piece.column("value").to_pylist().count(delivers) for piece in pieces] == counts
     others = messages({"offset": at, "kind": REQUEST, "value": cancels} for at in range(80))
-    assert [piece.num_rows for piece in with_few_deliveries(others)] == [80]
-    assert [piece.num_rows for piece in with_few_deliveries(messages([{"offset": 1}]))] == [1]
+    assert [piece.num_rows for piece in with_few_deliveries(others, most)] == [80]
+    assert [piece.num_rows for piece in with_few_deliveries(messages([{"offset": 1}]), most)] == [1]
 
 
 def test_of_several_asks_in_a_chunk_the_first_decides_and_the_others_are_told_what_is_true() -> None:
