@@ -89,8 +89,8 @@ class Answers:
         problems += claim_problems(self._claims(asks, conditions, delivering), circumstances)
         if complete:
             problems += [
-                f"{asked} is cancelled, and everything that replaces it was refused"
-                for asked in sorted(self._lost(asks, conditions))
+                f"{asked} is cancelled, and nothing has cancelled it: everything that replaces it was refused"
+                for asked in sorted(self._lost(asks, conditions, delivering))
             ]
         for asked, results in self.results(asks).items():
             if "cancelled" in results and results & _COMES_OUT:
@@ -100,6 +100,13 @@ class Answers:
             if complete and results & _COMES_OUT and asked not in came_out:
                 problems.append(f"{asked} did not come out, and was answered to be {min(results & _COMES_OUT)}")
         return problems
+
+    def made_due_ms(self) -> dict[str, int]:
+        """Return the messages that were answered to be due at once, and when first (epoch ms)."""
+        answers = [record for records in self.by_ask.values() for record in records]
+        latest_first = sorted(answers, key=lambda record: record.received_ms, reverse=True)
+        contents = ((_content(record), record.received_ms) for record in latest_first)
+        return {str(content.get("id")): at_ms for content, at_ms in contents if content.get("result") == "due-now"}
 
     def places(self) -> dict[str, Any]:
         """Return what the answers say of where messages went, by the id of the message: nothing of most."""
@@ -126,7 +133,8 @@ class Answers:
     def _claims(
         self, asks: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]
     ) -> Iterator[Claim]:
-        made_due = {asks[ask] for ask in delivering if ask in asks}
+        # Also what an answer to come may say.
+        made_due = self.made_due_ms().keys() | {asks[ask] for ask in delivering if ask not in self.by_ask}
         for ask in sorted(asks.keys() & self.by_ask.keys()):
             record = self.by_ask[ask][0]
             content = _content(record)
@@ -136,14 +144,16 @@ class Answers:
                 delivers=ask in delivering, is_made_due=asks[ask] in made_due,
             )  # fmt: skip
 
-    def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str]) -> set[str]:
-        """Return the messages that were answered to be cancelled, and that nothing but refused replacements asks for.
+    def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]) -> set[str]:
+        """Return the messages that were answered to be cancelled, and that nobody can have cancelled.
 
-        Without those that were refused themselves, or that a replacement asks for which may have been cancelled in its
-        turn: after a rebuild, such a one may be answered not to be accepted.
+        Only refused replacements, and asks `delivering` them at once, ask for these. Without those that were refused
+        themselves, or that a replacement asks for which may have been cancelled in its turn: after a rebuild, such a
+        one may be answered not to be accepted.
         """
         refused, asked_for = self.refused(), set(asks.values())
-        others = {asked for ask, asked in asks.items() if ask not in conditions or ask not in refused - asked_for}
+        cannot_cancel = {*delivering, *(conditions.keys() & refused - asked_for)}
+        others = {asked for ask, asked in asks.items() if ask not in cannot_cancel}
         return self.cancelled(asks) - others - refused
 
     def _of_replacements(

@@ -7,7 +7,7 @@ goes out at once, in no order with others that are overdue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from streaming.judge.record import Published, Received
@@ -38,6 +38,19 @@ def too_early(
         message, since_ms = published.get(record.id), asked_ms.get(record.id)
         if message is not None and since_ms is not None and record.received_ms < min(since_ms, message.due_ms):
             yield f"{record.id} came out at {record.received_ms}, and was asked for at {since_ms}"
+
+
+def too_late(
+    made_due_ms: Mapping[str, int], received: Iterable[Received], shown_ms: Callable[[int], int] = lambda now_ms: now_ms
+) -> Iterator[str]:
+    """Yield what came out with a due time after the answer that it is due at once, a sentence each.
+
+    `made_due_ms` has when each message was answered so (epoch ms), and `shown_ms` is as of `Environment`.
+    """
+    for record in received:
+        since_ms, due_ms = made_due_ms.get(record.id), _due_ms(record)
+        if since_ms is not None and due_ms is not None and due_ms > shown_ms(since_ms):
+            yield f"{record.id} was answered to be due at {since_ms}, and came out as due at {due_ms}"
 
 
 def _due_ms(record: Received) -> int | None:

@@ -50,7 +50,7 @@ class Claim:
 
     `condition` is that of a replacement, and `accepted` says what became of it. The answer was received at
     `received_ms`, epoch ms. `delivers` says whether the ask wants the message to be due at once, and `is_made_due`
-    whether any ask does.
+    whether any answer says that it is.
     """
 
     ask: str
@@ -92,8 +92,8 @@ class Circumstances:
     def is_ahead(self, claim: Claim, by_ms: int) -> bool:
         """Return whether the message of `claim` was due more than `by_ms` after the answer, for certain.
 
-        A message that cannot be scheduled goes to the dead-letter topic at once, and one that is asked for to be due at
-        once may come out at any time.
+        A message that cannot be scheduled goes to the dead-letter topic at once, and one that is made due may come out
+        at any time.
         """
         message = self.messages.get(claim.asked)
         return (

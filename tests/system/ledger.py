@@ -15,7 +15,7 @@ from streaming.judge.cancels import Answers
 from streaming.judge.checkpoint_watch import CheckpointWatch
 from streaming.judge.claims_watch import ClaimsWatch
 from streaming.judge.contract import Environment
-from streaming.judge.deliveries import as_made_due, too_early
+from streaming.judge.deliveries import as_made_due, too_early, too_late
 from streaming.judge.names import Named, name_problems
 from streaming.judge.outputs import Outputs
 from streaming.judge.reasons import Circumstances
@@ -339,6 +339,7 @@ class Ledger:
             self.asks, came_out, complete, circumstances, self.conditions, self.delivering.keys()
         )
         problems += too_early(self.sent, self._asked_ms(), list(self.got))
+        problems += too_late(answers.made_due_ms(), list(self.got), self.shown_ms)
         problems += answers.misplaced(list(self.got))
         if complete:
             named = [record for record in list(self.got) if record.id in self.named]

@@ -99,7 +99,7 @@ def test_a_message_that_is_replaced_twice_is_a_problem() -> None:
 def test_a_message_that_is_lost_with_its_replacement_is_a_problem() -> None:
     cancelled = REFUSED | {"result": "cancelled", "reason": "already-cancelled"}
     answers = GOOD | {NEW: cancelled}
-    assert any(f"{OTHER} is cancelled, and everything" in each for each in problems(answers, set()))
+    assert any(f"{OTHER} is cancelled, and nothing has cancelled it" in each for each in problems(answers, set()))
     by_another = {**ASKS, LATE: OTHER}
     assert problems(answers | {LATE: CANCELLED | {"id": OTHER}}, set(), CONDITIONS, by_another) == []
     chain, conditions = {**ASKS, LATE: NEW}, {**CONDITIONS, LATE: "waiting"}
@@ -190,34 +190,44 @@ def test_a_message_that_waited_and_was_recalled_from_a_release_process_is_a_prob
 
 
 DUE_NOW = {"id": OLD, "result": "due-now", "reason": "made-due"}
+TOO_LATE = {"id": OLD, "result": "too-late", "reason": "released"}
+DELIVERY, CANCEL = "in/0/10", "in/0/11"
 
 
 @pytest.mark.parametrize(
-    ("answers", "came_out", "problem"),
+    ("delivery", "cancel", "came_out", "problem"),
     [
-        ([DUE_NOW], {OLD}, None),
+        (DUE_NOW, None, {OLD}, None),
         # However long before it was due: it came out when somebody asked for it.
-        (
-            [DUE_NOW | {"received_ms": 1}, {"id": OLD, "result": "too-late", "reason": "released", "received_ms": 1}],
-            {OLD},
-            None,
-        ),
-        ([GOOD[ASK] | {"reason": "already-cancelled"}], set(), None),
-        ([DUE_NOW], set(), "did not come out, and was answered to be due-now"),
-        ([DUE_NOW, GOOD[ASK]], {OLD}, "cancelled by one answer, and due-now by another"),
-        ([DUE_NOW | {"reason": "released"}], {OLD}, "does not explain"),
-        ([GOOD[ASK]], set(), "cannot be true: withdrawn"),
-        ([GOOD[ASK] | {"reason": "recalled"}], set(), "cannot be true: recalled"),
+        (DUE_NOW | {"received_ms": 1}, TOO_LATE | {"received_ms": 1}, {OLD}, None),
+        (GOOD[ASK] | {"reason": "already-cancelled"}, GOOD[ASK], set(), None),
+        (DUE_NOW, None, set(), "did not come out, and was answered to be due-now"),
+        (DUE_NOW, GOOD[ASK], {OLD}, "cancelled by one answer, and due-now by another"),
+        (DUE_NOW | {"reason": "released"}, None, {OLD}, "does not explain"),
+        (GOOD[ASK], GOOD[ASK], set(), "cannot be true: withdrawn"),
+        (GOOD[ASK] | {"reason": "recalled"}, GOOD[ASK], set(), "cannot be true: recalled"),
+        # Nobody has cancelled it.
+        (GOOD[ASK] | {"reason": "already-cancelled"}, None, set(), "nothing has cancelled it"),
+        # It waited, and nobody has made it due.
+        (TOO_LATE | {"received_ms": 899}, None, {OLD}, "was due long after"),
+        (TOO_LATE | {"received_ms": 900}, None, {OLD}, None),
+        (TOO_LATE | {"result": "unknown", "reason": UNSURE, "received_ms": 399}, None, {OLD}, "cannot be true"),
     ],
 )
 def test_answers_to_what_shall_be_due_at_once_agree_with_what_came_out(
-    answers: list[dict[str, Any]], came_out: set[str], problem: str | None
+    delivery: dict[str, Any], cancel: dict[str, Any] | None, came_out: set[str], problem: str | None
 ) -> None:
-    # The first one wants it to be due at once.
-    asks = [f"in/0/{10 + at}" for at in range(len(answers))]
-    records = [received(ask, content) for ask, content in zip(asks, answers, strict=True)]
-    found = Answers.of(records).problems(dict.fromkeys(asks, OLD), came_out, True, RUN, delivering={asks[0]})
+    answers = {DELIVERY: delivery} | ({} if cancel is None else {CANCEL: cancel})
+    records = [received(ask, content) for ask, content in answers.items()]
+    found = Answers.of(records).problems(dict.fromkeys(answers, OLD), came_out, True, RUN, delivering={DELIVERY})
     assert any(problem in each for each in found) if problem else found == []
+
+
+def test_what_an_answer_to_come_may_have_made_due_is_no_problem() -> None:
+    late = received(CANCEL, TOO_LATE | {"received_ms": 1})
+    assert Answers.of([late]).problems({CANCEL: OLD, DELIVERY: OLD}, {OLD}, False, RUN, delivering={DELIVERY}) == []
+    answers = Answers.of([late, received(DELIVERY, DUE_NOW | {"received_ms": 5}), received(ASK, DUE_NOW)])
+    assert answers.made_due_ms() == {OLD: 5}
 
 
 def test_a_cancel_is_not_answered_as_what_shall_be_due_at_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streaming.judge.acceptance import Acceptance
 from streaming.judge.contract import Environment, Fault
-from streaming.judge.deliveries import as_made_due, too_early
+from streaming.judge.deliveries import as_made_due, too_early, too_late
 from streaming.judge.record import Published, Received
 from streaming.judge.verdict import judge
 
@@ -41,3 +41,13 @@ def test_a_message_that_came_out_before_anybody_asked_for_it_is_a_problem() -> N
     (problem,) = too_early(SENT, asked_ms, [came(39_000, ASKED_MS - 1)])
     assert "was asked for" in problem
     assert list(too_early(SENT, {MESSAGE.id: 2 * DUE_MS}, [came(DUE_MS, DUE_MS)])) == []
+
+
+def test_a_message_that_was_answered_to_be_due_and_came_out_at_its_own_time_is_a_problem() -> None:
+    answered_ms = {MESSAGE.id: ASKED_MS + 100}
+    assert list(too_late(answered_ms, [came(ASKED_MS + 100, ASKED_MS + 50)])) == []
+    (problem,) = too_late(answered_ms, [came(ASKED_MS + 101, DUE_MS)])
+    assert "was answered to be due" in problem
+    # The clock of the job's host is ahead.
+    assert list(too_late(answered_ms, [came(ASKED_MS + 101, DUE_MS)], lambda now_ms: now_ms + 1)) == []
+    assert list(too_late({}, [came(DUE_MS, DUE_MS)])) == []
