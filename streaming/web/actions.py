@@ -42,20 +42,17 @@ def cancel(settings: Settings, selection: Selection, operator: str) -> dict[str,
 
     Those without an answer within a minute count as `NO_ANSWER`: theirs will come. Raises what `Canceller` does.
     """
-    return _asked(settings, selection, operator, CANCEL_HEADER, ("cancels", "cancelled"))
+    return _asked(settings, selection, operator, CANCEL_HEADER, "cancel")
 
 
 def deliver_now(settings: Settings, selection: Selection, operator: str) -> dict[str, int]:
     """Ask that each message be due at once, and return what `cancel` does. Raises what `Canceller` does."""
-    return _asked(settings, selection, operator, DELIVER_NOW_HEADER, ("delivers now", "delivered now"))
+    return _asked(settings, selection, operator, DELIVER_NOW_HEADER, "delivery now")
 
 
-def _asked(
-    settings: Settings, selection: Selection, operator: str, header: str, words: tuple[str, str]
-) -> dict[str, int]:
-    doing, done = words
+def _asked(settings: Settings, selection: Selection, operator: str, header: str, action: str) -> dict[str, int]:
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
-    log.info("%r %s %s", operator, doing, _described(ids))
+    log.info("%r requests %s of %s", operator, action, _described(ids))
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, ids, header=header), [(OPERATOR_HEADER, operator.encode())])
         results: Counter[str] = Counter()
@@ -65,7 +62,7 @@ def _asked(
         finally:
             # Some are answered even if not all asks could be published.
             results[NO_ANSWER] = len(canceller.unanswered)
-            log.info("%r %s: %s", operator, done, dict(+results))
+            log.info("%r requested %s. Answers: %s", operator, action, dict(+results))
     return dict(+results)
 
 
@@ -73,8 +70,7 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
     """Replace each message by itself, due `by_ms` later, and return how many answers there are of each result.
 
     A message that was released meanwhile stays released, and its replacement is not accepted. A dead letter on its way
-    is `too-late` as well. Key, value, partition,
-    output topic and all other headers stay; the id is a new one.
+    is `too-late` as well. Key, value, partition, output topic and all other headers stay; the id is a new one.
 
     Raises UsageError, with nothing published, if the settings give an input topic a delay of its own, or if a message
     would then wait for longer than they allow, or expire; PublishFailed, what `Messages.look` and `Canceller` do.
@@ -95,7 +91,7 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
             raise UsageError(
                 f"the last of these messages would wait for longer than the allowed {format_duration(most_ms)}"
             )
-    log.info("%r postpones by %d ms: %s", operator, by_ms, _described(ids))
+    log.info("%r requests postponement by %s of %s", operator, format_duration(by_ms), _described(ids))
     with Canceller(settings) as canceller:
         publishing = _Publishing(settings, canceller, operator)
         found = 0
@@ -110,7 +106,7 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
         results[NO_ANSWER] = len(canceller.unanswered)
     results["too-late"] += len(ids) - found
     results["postponed"] = results.pop("cancelled", 0)
-    log.info("%r postponed: %s", operator, dict(+results))
+    log.info("%r requested postponement. Answers: %s", operator, dict(+results))
     return dict(+results)
 
 

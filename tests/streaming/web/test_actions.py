@@ -66,8 +66,8 @@ def test_a_cancel_is_recorded_in_the_log_and_in_its_answer(
         for identity in ids
     ]
     assert [record.getMessage() for record in caplog.records if record.name == actions.log.name] == [
-        f"'Ada Löwe' cancels 2 messages: {ids[0]} {ids[1]}",
-        "'Ada Löwe' cancelled: {'unanswered': 2}",
+        f"'Ada Löwe' requests cancel of 2 messages: {ids[0]} {ids[1]}",
+        "'Ada Löwe' requested cancel. Answers: {'unanswered': 2}",
     ]
 
 
@@ -81,8 +81,8 @@ def test_a_delivery_at_once_is_recorded_in_the_log_and_in_its_answer(
         [("delayline-deliver-now", identity.encode()), ("delayline-operator", b"Ada")] for identity in ids
     ]
     assert [record.getMessage() for record in caplog.records if record.name == actions.log.name] == [
-        f"'Ada' delivers now 2 messages: {ids[0]} {ids[1]}",
-        "'Ada' delivered now: {'unanswered': 2}",
+        f"'Ada' requests delivery now of 2 messages: {ids[0]} {ids[1]}",
+        "'Ada' requested delivery now. Answers: {'unanswered': 2}",
     ]
 
 
@@ -103,6 +103,6 @@ def test_a_postponement_is_recorded_in_the_log_and_in_its_answer(
         for identity in ids
     ]  # fmt: skip
     assert [record.getMessage() for record in caplog.records if record.name == actions.log.name] == [
-        f"'Ada Löwe' postpones by 3600000 ms: 2 messages: {ids[0]} {ids[1]}",
-        "'Ada Löwe' postponed: {'unanswered': 2}",
+        f"'Ada Löwe' requests postponement by 1 h of 2 messages: {ids[0]} {ids[1]}",
+        "'Ada Löwe' requested postponement. Answers: {'unanswered': 2}",
     ]
