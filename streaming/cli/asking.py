@@ -44,9 +44,14 @@ def ask(
     Ends the command with the highest of `exit_codes`, which are by result, or with 1 if answers are missing.
     """
     from sources.canceller import Canceller
+    from sources.intake.header_case import REQUEST_HEADERS
+    from state.cancel import OPERATOR_HEADER
 
     wait_ms = duration_ms("--timeout", timeout)
     extra = [header("--header", text) for text in headers or ()]
+    for name, _ in extra:
+        if name.lower() in REQUEST_HEADERS and name != OPERATOR_HEADER:
+            raise UsageError(f"--header {name}: this header has a meaning of its own, and the answer cannot return it")
     # It may read standard input: not before the rest is known to be right.
     asks = make_asks()
     if not asks:

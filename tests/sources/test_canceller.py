@@ -273,6 +273,8 @@ def test_a_wrong_call_ends_before_anything_is_asked(arguments: list[str], stdin:
         (["other/0/1"], b"", "other is not in topics.input"),
         (["--timeout", "soon", "in/0/1"], b"", "--timeout"),
         (["--header", "x", "in/0/1"], b"", "--header"),
+        (["--header", "delayline-cancel=in/0/2", "in/0/1"], b"", "--header delayline-cancel: this header has"),
+        (["--header", "Delayline-Name=x", "in/0/1"], b"", "--header Delayline-Name: this header has"),
     ],
 )
 def test_a_wrong_call_to_deliver_now_ends_before_anything_is_asked(
