@@ -107,7 +107,10 @@ def _id_lines(corruption: Corruption) -> Iterator[str]:
     from state.buckets.parts import IdRows
 
     if rows := corruption.lost_rows(IdRows.CANCELLED):
-        yield f"{rows} rows of cancelled ids are lost; cancelled messages that wait are delivered. Cancel them again"
+        yield (
+            f"{rows} rows of cancelled ids are lost; messages that were cancelled, or delivered now, are delivered when"
+            " they are due. Cancel them again"
+        )
     if rows := corruption.lost_rows(IdRows.NAMED):
         yield f"{rows} rows of names are lost; a new message does not replace the one that waits under such a name"
 

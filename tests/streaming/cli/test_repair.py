@@ -46,7 +46,8 @@ def test_lost_ids_are_listed_with_what_follows(monkeypatch: pytest.MonkeyPatch) 
     files = [CorruptFile(f"part={part}/0.parquet", part, 4, 1) for part in parts]
     outcome = Repair("/t", 5, Corruption(files, []), [], taken_out=True)
     assert run(monkeypatch, outcome, "--skip").stdout.splitlines()[3:5] == [
-        "6 rows of cancelled ids are lost; cancelled messages that wait are delivered. Cancel them again",
+        "6 rows of cancelled ids are lost; messages that were cancelled, or delivered now, are delivered when they are "
+        "due. Cancel them again",
         "3 rows of names are lost; a new message does not replace the one that waits under such a name",
     ]
     assert as_json(outcome)["lost_rows_of_ids"] == {"cancelled": 6, "named": 3}
