@@ -89,7 +89,7 @@ class TakenOut:
 
 def take_out(tables: list[pa.Table], ids: Ids) -> TakenOut:
     """Take the messages that have one of `ids` out of `tables`."""
-    left, found = [], [empty_bucket()]
+    left, found = [], [empty_messages()]
     for table in tables:
         named = among(table, ids)
         if named.any():
@@ -137,8 +137,3 @@ def _rows_to_keep(rest: pa.Table, batch_settings: BatchSettings) -> int:
     while keep and rest.slice(0, keep).nbytes > batch_settings.bucket_max_bytes:
         keep //= 2
     return keep
-
-
-def empty_bucket() -> pa.Table:
-    """Return a bucket without messages."""
-    return empty_messages()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.buckets.mutable import BucketAdvance, advance, empty_bucket, pass_by, take_out
+from state.buckets.mutable import BucketAdvance, advance, pass_by, take_out
 from state.buckets.segments import Segment, cut, segment_of
 from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
@@ -26,7 +26,7 @@ from state.due_spans import due_runs, encode_runs
 from state.group_keys import overflow_of
 from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
 from state.kinds import is_message
-from state.message import decode_chunk, encode_chunk, split_by_bytes
+from state.message import decode_chunk, empty_messages, encode_chunk, split_by_bytes
 from state.message_ids import ID, NO_IDS
 from state.order import key_of
 
@@ -96,7 +96,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             yield pd.DataFrame(_FILLER, index=range(filling))
             return
         shard = batch_settings.shard_keys.index(key[0])
-        waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_bucket()
+        waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_messages()
         passed_on = _table_rows(ASKED, asks, shard, cutoff_ms)
         undecided: list[pa.Table] = []
         if asked:
@@ -118,11 +118,6 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         yield _rows(result, batch, shard, cutoff_ms, 0, accepted)
 
     return update
-
-
-def is_of_overflow(segment: int) -> bool:
-    """Return whether a segment with this number comes from an overflow group."""
-    return segment >= _NUMBERS_A_GROUP
 
 
 def fillers(nbytes: int, transfer_rows: int) -> int:

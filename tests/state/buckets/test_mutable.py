@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.buckets.mutable import BucketAdvance, advance, empty_bucket
-from state.message import decode_chunk, encode_chunk
+from state.buckets.mutable import BucketAdvance, advance
+from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ids_of
 from tests.messages import messages, some_batch_settings
 
@@ -61,7 +61,7 @@ def _position(row: dict[str, Any]) -> tuple[Any, ...]:
 @given(BATCH_SETTINGS, BATCHES)
 @settings(max_examples=150)
 def test_over_any_batches_the_bucket_behaves_like_a_sorted_list(batch_settings: Any, batches: list[Any]) -> None:
-    model, kept, cutoff_ms = Model(), empty_bucket(), 0
+    model, kept, cutoff_ms = Model(), empty_messages(), 0
     for further_ms, chunks in batches:
         cutoff_ms += further_ms
         result = advance(kept, [model.arrive(chunk) for chunk in chunks], cutoff_ms, batch_settings)
@@ -80,7 +80,7 @@ def test_over_any_batches_the_bucket_behaves_like_a_sorted_list(batch_settings: 
 
 def advance_full_bucket(every_ms: int = 1, **batch_settings: Any) -> BucketAdvance:
     arrivals = messages({"deliver_at_ms": 1000 + offset * every_ms, "offset": offset} for offset in range(100))
-    return advance(empty_bucket(), [arrivals], 1000, some_batch_settings(**batch_settings))
+    return advance(empty_messages(), [arrivals], 1000, some_batch_settings(**batch_settings))
 
 
 def test_a_bucket_at_its_threshold_is_not_sealed_and_one_message_more_seals() -> None:
@@ -100,7 +100,7 @@ def test_a_seal_keeps_the_nearest_quarter_of_a_threshold_however_far_away_it_is_
 
 def test_a_seal_by_bytes_keeps_the_nearest_quarter_of_the_bytes() -> None:
     large = messages({"deliver_at_ms": 5, "value": bytes(1000), "offset": offset} for offset in range(100))
-    result = advance(empty_bucket(), [large], 0, some_batch_settings(bucket_max_bytes=80_000))
+    result = advance(empty_messages(), [large], 0, some_batch_settings(bucket_max_bytes=80_000))
     one = large.slice(0, 1).nbytes
     assert 20_000 - 2 * one < result.kept.nbytes <= 20_000
     assert result.kept.num_rows + result.sealed.num_rows == 100
@@ -108,21 +108,21 @@ def test_a_seal_by_bytes_keeps_the_nearest_quarter_of_the_bytes() -> None:
 
 def test_a_message_above_the_byte_threshold_is_sealed_even_if_it_is_near() -> None:
     large = messages([{"deliver_at_ms": 5, "value": bytes(5000)}])
-    result = advance(empty_bucket(), [large], 0, some_batch_settings(bucket_max_bytes=1024))
+    result = advance(empty_messages(), [large], 0, some_batch_settings(bucket_max_bytes=1024))
     assert (result.kept.num_rows, result.sealed.num_rows, result.next_due_ms) == (0, 1, None)
 
 
 def test_near_messages_are_sealed_too_if_they_are_the_large_ones() -> None:
     near = messages({"deliver_at_ms": 5, "value": bytes(3000), "offset": offset} for offset in range(4))
     far = messages({"deliver_at_ms": 10**9, "offset": offset} for offset in range(4, 200))
-    result = advance(empty_bucket(), [near, far], 0, some_batch_settings(bucket_max_bytes=8000))
+    result = advance(empty_messages(), [near, far], 0, some_batch_settings(bucket_max_bytes=8000))
     assert result.kept.column("offset").to_pylist() == [0]
 
 
 def test_headers_count_as_bytes() -> None:
     header = [{"key": "h", "value": bytes(5000)}]
     result = advance(
-        empty_bucket(),
+        empty_messages(),
         [messages([{"deliver_at_ms": 5, "headers": header}])],
         0,
         some_batch_settings(bucket_max_bytes=1024),
@@ -139,7 +139,7 @@ def test_a_message_that_arrives_after_its_due_time_is_due_at_once_and_in_order()
 
 
 def test_an_advance_without_messages_gives_none() -> None:
-    result = advance(empty_bucket(), [], 10, some_batch_settings())
+    result = advance(empty_messages(), [], 10, some_batch_settings())
     assert [table.num_rows for table in (result.due, result.sealed, result.kept)] == [0, 0, 0]
 
 
