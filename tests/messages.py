@@ -11,12 +11,16 @@ import pyarrow as pa
 
 from conf.settings import Settings
 from state import kinds
+from state.answers import answers_to
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, unpacked_ids
+from state.cancel import ASK_ID, MessageId
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS, MESSAGE_SCHEMA, encode_chunk
+from state.message_ids import ID
 from state.order import in_order, key_of
+from state.reasons import Reason
 
 # Columns and types as `sources.intake.kafka_reader` reads them through Spark.
 RECORD_SCHEMA = pa.schema(
@@ -90,6 +94,14 @@ def messages(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:
     """Return a table of `CANCELLED_SCHEMA`."""
     return pa.Table.from_pylist([dict(zip(CANCELLED_SCHEMA.names, row, strict=True)) for row in rows], CANCELLED_SCHEMA)
+
+
+def answer_value(asked: MessageId, reason: Reason, own: MessageId = ("in", 0, 0), **more: Any) -> bytes:
+    """Return the value of one answer to the ask `own`. `more` are `accepted`, or where the message went (`output`)."""
+    ask = pa.table([[part] for part in (*asked, *own)], names=[*ID, *ASK_ID])
+    (row,) = answers_to(ask, [reason], pa.array([more.get("accepted")], pa.bool_()), [more.get("output")]).to_pylist()
+    value: bytes = row["value"]
+    return value
 
 
 def ids_of_rows(rows: pa.Table) -> pa.Table:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from conf.errors import ReadyLogLost
 from conf.kafka.headers import RecordHeaders
-from state.cancel import Undecided
+from state.answers import Undecided
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.kinds import REQUEST, kinds_of
 from state.message import encode_chunk

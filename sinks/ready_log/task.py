@@ -13,7 +13,8 @@ from pyspark import TaskContext
 
 from sinks.ready_log.writer import HandOverPlan
 from sinks.ready_log.writer_host import hand_over_by_host
-from state.cancel import ANSWER_SCHEMA, answered, without_cancelled
+from state.answers import ANSWER_SCHEMA, answered
+from state.cancel import without_cancelled
 from state.chunk_merge import merge
 from state.message import decode_chunk
 from state.message_ids import Ids
@@ -30,7 +31,7 @@ class Cancels:
 
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
     - `left_out`: messages that came with the batch, and are not handed over; an ask may have the same id, and is
-    - `answers`: a table of `state.cancel.ANSWER_SCHEMA`
+    - `answers`: a table of `state.answers.ANSWER_SCHEMA`
     """
 
     cancelled: Ids = field(default_factory=dict)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.release.records import message_ids
-from state.cancel import count_results
+from state.answers import count_results
 from state.kinds import ANSWER, is_message, kinds_of
 from state.message_ids import ID
 

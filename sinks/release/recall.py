@@ -26,16 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sinks.internal_topics.position import Place
-from state.cancel import (
-    OLD_MS,
-    Output,
-    Undecided,
-    answered,
-    answers_to,
-    answers_with_outputs,
-    asked_by,
-    first_delivered,
-)
+from state.answers import OLD_MS, Output, Undecided, answered, answers_to
+from state.cancel import asked_by, first_delivered
 from state.kinds import requests_in
 from state.message_ids import NO_IDS, Ids, among, count_of, ids_in, united
 from state.order import OrderKey
@@ -147,8 +139,7 @@ def decide(
     released_to = dict(
         zip(np.flatnonzero(~is_known).tolist(), went_to(asked.filter(pa.array(~is_known)), now_ms), strict=True)
     )
-    outputs = [released_to.get(row) for row in range(asked.num_rows)]
-    is_released = np.array([output is not None for output in outputs], dtype=bool)
+    is_released = np.array([released_to.get(row) is not None for row in range(asks.num_rows)], dtype=bool)
     is_open = ~is_known & ~is_released
     left, asked_ms = (np.array([getattr(each, name) for each in terms]) for name in ("left", "asked_ms"))
     is_kept = asked_ms != OLD_MS
@@ -158,28 +149,22 @@ def decide(
     goes_on = is_open & (left > 0)
     is_last = is_open & ~goes_on
     delivers = np.array([each.delivers for each in terms])
-    cases: tuple[tuple[Mask, Reason], ...] = (
-        (is_cancelled & ~delivers, Reason.RECALLED),
-        (is_cancelled & delivers, Reason.ALREADY_CANCELLED),
-        (is_delivered & delivers, Reason.MADE_DUE),
-        ((is_last & is_fresh) | (is_delivered & ~delivers), Reason.RELEASED),
-        (is_last & ~is_fresh & is_kept, Reason.UNDECIDED),
-        (is_last & ~is_kept, Reason.RECORD_DELETED),
+    # The last shard to look for it answers so too, if none has it.
+    reasons = np.full(asks.num_rows, Reason.RELEASED, dtype=object)
+    reasons[is_cancelled & ~delivers] = Reason.RECALLED
+    reasons[is_cancelled & delivers] = Reason.ALREADY_CANCELLED
+    reasons[is_delivered & delivers] = Reason.MADE_DUE
+    reasons[is_last & ~is_fresh & is_kept] = Reason.UNDECIDED
+    reasons[is_last & ~is_kept] = Reason.RECORD_DELETED
+    ends = ~goes_on
+    comes_with_message = np.array([each.replaces for each in terms])[ends]
+    answers = answers_to(
+        asked.filter(pa.array(ends)),
+        reasons[ends],
+        pa.array(comes_with_message, mask=~comes_with_message),
+        [released_to.get(row) for row in np.flatnonzero(ends).tolist()],
     )
-    of_message = np.array([each.replaces for each in terms])
-    several = [
-        answers_to(asked.filter(pa.array(rows & (of_message == replaces))), reason, replaces)
-        for rows, reason in cases
-        for replaces in (False, True)
-    ]
-    released = answers_with_outputs(
-        asked.filter(pa.array(is_released)),
-        Reason.RELEASED,
-        of_message[is_released].tolist(),
-        filter(None, outputs),
-    )
-    answers = pa.concat_tables([*several, released])
-    decided = answered(asks.filter(pa.array(~goes_on)), answers)
+    decided = answered(asks.filter(pa.array(ends)), answers)
     values = [
         each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else min(each.asked_ms, 0)).to_bytes()
         for each, goes, fresh in zip(terms, goes_on.tolist(), is_fresh.tolist(), strict=True)

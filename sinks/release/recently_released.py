@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sinks.release.records import message_ids
 from sinks.release.reports import Offsets
-from state.cancel import Output
+from state.answers import Output
 from state.kinds import ANSWER, DEAD_LETTER, kinds_of
 from state.message_ids import ID, places_in
 

@@ -89,8 +89,8 @@ def cancelled_rows(
 ) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels or moves.
 
-    `replaced` has the replacement of each message that one has cancelled (`state.cancel.replaced_by`), and the new due
-    time of each that is moved (epoch ms).
+    `replaced` has the replacement of each message that one has cancelled and the new due time of each that is moved
+    (epoch ms).
     """
     columns = {name: cancelled.column(name) for name in ID} | {
         "deliver_at_ms": cancelled.column("from_ms"),

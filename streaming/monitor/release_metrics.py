@@ -13,7 +13,7 @@ from conf.errors import Rejected
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
-from state.cancel import RESULTS
+from state.reasons import RESULTS
 from streaming.monitor.server import Health
 
 # The process asks its group several times a second, but when it gives back a shard in an outage: it waits until the

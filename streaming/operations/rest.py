@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from conf.setting_types import HOUR
 from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
+from state.answers import answered, answers_to, no_answers
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
-from state.cancel import WAITING, MessageId, answer, answered, answers_of, asks_of, own_ids, without_cancelled
+from state.cancel import WAITING, MessageId, asks_of, own_ids, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
@@ -155,27 +156,32 @@ def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
 def _answers(
     asks: pa.Table, cancelled: Iterable[OffsetBitmaps], moved: OffsetBitmaps, refused: Collection[MessageId]
 ) -> pa.Table:
-    """Return the answer to each of `asks` (`state.cancel.ANSWER_SCHEMA`).
+    """Return the answer to each of `asks` (`state.answers.ANSWER_SCHEMA`).
 
     `cancelled` has what was, in several sets, and `moved` what was moved and handed over.
     """
-    answers: dict[MessageId, bytes | None] = {}
-    were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled])
-    were_moved = in_bitmaps(asks, moved)
-    for ask, is_cancelled, is_moved in zip(asks_of(asks), were_cancelled.tolist(), were_moved.tolist(), strict=True):
-        if ask.name is not None and ask.condition is not None:
-            # What becomes of the message is decided after this.
-            answers[ask.id] = answer(ask, Reason.CHECKPOINT_LOST) if ask.wants_answer else None
-            continue
-        accepted = None if ask.condition is None else ask.id not in refused
-        reason = Reason.CHECKPOINT_LOST
-        if is_cancelled:
-            reason = Reason.ALREADY_CANCELLED if ask.delivers or accepted is False else Reason.WITHDRAWN
-        elif is_moved:
-            reason = Reason.HANDED_OVER if accepted is False else Reason.RELEASED
-            reason = Reason.MADE_DUE if ask.delivers else reason
-        answers[ask.id] = answer(ask, reason, accepted)
-    return answers_of(answers)
+    comes_with_message = np.asarray(pc.is_valid(asks.column("condition")))
+    # What becomes of these messages is decided after this.
+    is_named = comes_with_message & np.asarray(pc.is_valid(asks.column("name")))
+    is_unwanted = is_named & ~np.asarray(asks.column("wants_answer").fill_null(False))
+    were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled]) & ~is_named
+    were_moved = in_bitmaps(asks, moved) & ~were_cancelled & ~is_named
+    is_replacement, delivers = comes_with_message & ~is_named, np.asarray(asks.column("delivers"))
+    is_refused = is_replacement & among(own_ids(asks), ids_of(refused))
+    reasons = np.full(asks.num_rows, Reason.CHECKPOINT_LOST, dtype=object)
+    reasons[were_cancelled] = Reason.WITHDRAWN
+    reasons[were_cancelled & (delivers | is_refused)] = Reason.ALREADY_CANCELLED
+    reasons[were_moved] = Reason.RELEASED
+    reasons[were_moved & is_refused] = Reason.HANDED_OVER
+    reasons[were_moved & delivers] = Reason.MADE_DUE
+    wanted = pa.array(~is_unwanted)
+    accepted = pa.array(~is_refused, mask=~is_replacement).filter(wanted)
+    return pa.concat_tables(
+        [
+            answers_to(asks.filter(wanted), reasons[~is_unwanted], accepted),
+            no_answers(asks.filter(pa.array(is_unwanted))),
+        ]
+    )
 
 
 def _dues(messages: pa.Table) -> np.ndarray:

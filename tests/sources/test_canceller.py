@@ -19,7 +19,8 @@ from conf.settings import Settings
 from sources import canceller as module
 from sources.canceller import Answer, Canceller, asks_for
 from sources.subscriber import Received
-from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, NOTHING, Ask, Output, answer
+from state.answers import Output
+from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, NOTHING
 from state.message import ID_HEADER
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER
@@ -27,6 +28,7 @@ from state.reasons import Reason
 from streaming.cli.app import app
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
+from tests.messages import answer_value
 from tests.unreadable_headers import write_unreadable
 
 PATIENCE_MS = 20_000
@@ -56,7 +58,7 @@ def asks(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, An
 
 def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: str, reason: Reason) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
-    value = answer(Ask(parse_id(ask), NOTHING if asked == "/-1/-1" else parse_id(asked)), reason)
+    value = answer_value(NOTHING if asked == "/-1/-1" else parse_id(asked), reason)
     producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
     producer.flush()
 
@@ -66,7 +68,7 @@ def test_a_record_whose_headers_cannot_be_read_is_no_answer(settings: Settings, 
     asked = f"{topic}/0/40"
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, [asked]))
-        value = answer(Ask((topic, 0, 0), parse_id(asked)), Reason.RELEASED)
+        value = answer_value(parse_id(asked), Reason.RELEASED)
         ask = f"{topic}/0/0"
         write_unreadable(broker.bootstrap, settings.results_topic, value, headers=[(ID_HEADER, ask.encode())])
         write_answer(broker, settings, ask, asked, WITHDRAWN)
@@ -79,7 +81,7 @@ def test_an_answer_says_where_the_message_went(settings: Settings, broker: Embed
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, [asked]))
         output = Output("orders", 3, (120, 163))
-        value = answer(Ask((topic, 0, 0), parse_id(asked)), Reason.RELEASED, output=output)
+        value = answer_value(parse_id(asked), Reason.RELEASED, output=output)
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
         producer.flush()

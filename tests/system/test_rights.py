@@ -32,7 +32,7 @@ from sinks.topics.topics import check_topics, ensure_topics, input_bounds, parti
 from sources.intake.stamp_check import unreadable_records
 from sources.publisher import Publisher
 from sources.subscriber import Subscriber
-from state.cancel import Undecided
+from state.answers import Undecided
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan

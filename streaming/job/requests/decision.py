@@ -38,25 +38,15 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state.answers import ANSWER_SCHEMA, Undecided
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.moves import MOVES_SCHEMA
-from state.cancel import (
-    ANSWER_SCHEMA,
-    NONE_REPLACED,
-    MessageId,
-    Successor,
-    Undecided,
-    accepted_replacements,
-    asks_of,
-    first_delivered,
-    own_ids,
-    replaced_by,
-    replacement_ids,
-)
-from state.message_ids import Ids, among, each_of, ids_in, ids_of, table_of, united, without
+from state.cancel import MessageId, Successor, own_ids, replacement_ids
+from state.message_ids import Ids, each_of, ids_in, table_of, united, without
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.answers import answers_by, answers_for_kept, answers_for_nothing
 from streaming.job.requests.outcomes import Outcomes
+from streaming.job.requests.replacements import Replacements
 
 
 @dataclass(frozen=True)
@@ -141,7 +131,7 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
         answers_for_nothing(for_nothing),
         answers_for_kept(facts.dropped),
     ]
-    refused = ids_of(each for each in each_of(replacement_ids(asks)) if each not in replacements.accepted)
+    refused = without(replacement_ids(asks), replacements.accepted)
     left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
     moves = table_of(delivered)
     when = [pa.repeat(pa.scalar(value), moves.num_rows) for value in (facts.due_at_once_ms, True)]
@@ -152,54 +142,3 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
         pa.concat_tables(answers), outcomes.taken, without(left_out, delivered), facts.names, replaced, moves,
         drops=facts.dropped.num_rows > 0,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Replacements:
-    """What becomes of the replacements of a batch, and of what asks want to be due at once.
-
-    - `accepted`: the ids of replacements
-    - `refused`: the others that the batch has not taken otherwise, as cancelled messages (`CANCELLED_SCHEMA`)
-    - `replaced`: the accepted one, by the message that it has replaced; without those that have a name
-    - `delivered`: the messages that are handed over at once: no replacement that is refused
-    """
-
-    accepted: frozenset[MessageId] = frozenset()
-    refused: pa.Table = field(default_factory=CANCELLED_SCHEMA.empty_table)
-    replaced: Mapping[MessageId, MessageId] = field(default_factory=lambda: NONE_REPLACED)
-    delivered: Ids = field(default_factory=dict)
-
-    @staticmethod
-    def of(
-        asks: pa.Table,
-        dropped: pa.Table,
-        taken: pa.Table,
-        replaced_before: Mapping[MessageId, MessageId],
-    ) -> Replacements:
-        """Decide the replacements among `asks` (`ASK_SCHEMA`), and the asks for delivery at once.
-
-        `dropped` are other asks: their messages replace nothing, and are not accepted. `taken` is what the batch takes
-        from where it waits (`CANCELLED_SCHEMA`), and `replaced_before` what a lost batch has replaced.
-        """
-        found, dropped_ids = ids_in(taken), ids_in(own_ids(dropped))
-        are_dropped = _as_cancelled(dropped, found)
-        delivered = without(first_delivered(asks, found), dropped_ids)
-        if asks.column("condition").null_count == asks.num_rows:
-            return Replacements(refused=are_dropped, delivered=delivered)
-        cancelled, every = each_of(without(found, delivered)), asks_of(asks)
-        accepted = accepted_replacements(every, cancelled, replaced_before, each_of(dropped_ids))
-        accepted_ids = ids_of(accepted)
-        refused = _as_cancelled(asks.filter(pc.is_valid(asks.column("condition"))), united([found, accepted_ids]))
-        return Replacements(
-            frozenset(accepted),
-            pa.concat_tables([refused, are_dropped]),
-            replaced_by(every, cancelled, accepted),
-            without(delivered, without(replacement_ids(asks), accepted_ids)),
-        )
-
-
-def _as_cancelled(asks: pa.Table, but: Ids) -> pa.Table:
-    """Return the messages that `asks` came with (`CANCELLED_SCHEMA`), without those of `but`."""
-    own, due = own_ids(asks), asks.column("deliver_at_ms")
-    messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
-    return messages.filter(pa.array(~among(messages, but)))

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, Row
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
+from state.answers import Undecided
 from state.buckets.cancelled import (
     CANCELLED_SCHEMA,
     NONE_CANCELLED,
@@ -29,11 +30,7 @@ from state.buckets.cancelled import (
 )
 from state.buckets.moves import due_at_once_ms
 from state.buckets.operator import ASKED, DUE, SEALED
-from state.cancel import (
-    WAITING,
-    Undecided,
-    delivering_ids,
-)
+from state.cancel import WAITING, delivering_ids
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, among, ids_in, united

@@ -10,11 +10,13 @@ import pytest
 
 from sinks.ready_log import task
 from sinks.ready_log.task import Cancels, hand_over_chunks
-from state.cancel import answers_of
+from state.answers import answers_to
+from state.cancel import ask_table
 from state.kinds import ANSWER, MESSAGE, REQUEST
 from state.message import encode_chunk
 from state.message_ids import ids_of
 from state.order import ORDER, key_of
+from state.reasons import Reason
 from tests.messages import messages
 
 TOPIC = "delayline-in"
@@ -55,11 +57,12 @@ def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: 
     # The ask of a replacement has its id.
     ask = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": None}
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, ask, {"offset": 2, "deliver_at_ms": 21})
-    answers = answers_of({(TOPIC, 0, 2): b"the answer"})
+    answers = answers_to(ask_table(messages([ask])), [Reason.RELEASED])
+    value = answers.column("value")[0].as_py()
     run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), answers=answers), chunk)
     assert [(row["offset"], row["kind"], row["value"]) for row in handed_over] == [
         (1, MESSAGE, b"v"),
-        (2, ANSWER, b"the answer"),
+        (2, ANSWER, value),
     ]
     handed_over.clear()
     run(Cancels(answers=answers), chunk)

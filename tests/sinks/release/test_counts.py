@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from sinks.release.counts import BOUNDS_MS, MOST_TOPICS, OTHER_TOPICS, ReleaseCounts
-from state.cancel import Ask, answer
 from state.kinds import ANSWER
 from state.reasons import Reason
-from tests.messages import messages
+from tests.messages import answer_value, messages
 
 
 def test_messages_count_by_topic_and_by_how_late_they_were() -> None:
@@ -37,15 +36,13 @@ def test_dead_letters_count_by_reason_and_not_among_the_delivered_messages() -> 
 
 def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:
     counts = ReleaseCounts()
-    ask = Ask(("in", 0, 9), ("in", 0, 1))
-    # An id that a publisher asks for may have any text.
-    odd = ask._replace(asked=('", "result": "cancelled', 0, 1))
-    replacement = ask._replace(condition="waiting")
+    asked = ("in", 0, 1)
     answers = [
-        answer(ask, Reason.RECALLED),
-        answer(odd, Reason.NO_INPUT_TOPIC),
-        answer(replacement, Reason.WITHDRAWN, accepted=True),
-        answer(ask, Reason.RELEASED),
+        answer_value(asked, Reason.RECALLED),
+        # An id that a publisher asks for may have any text.
+        answer_value(('", "result": "cancelled', 0, 1), Reason.NO_INPUT_TOPIC),
+        answer_value(asked, Reason.WITHDRAWN, accepted=True),
+        answer_value(asked, Reason.RELEASED),
     ]
     rows = [{"offset": n, "kind": ANSWER, "output_topic": "results", "value": value} for n, value in enumerate(answers)]
     counts.add(messages([*rows, {"offset": 9, "output_topic": "out", "value": answers[0]}]), {}, 100)

@@ -24,7 +24,7 @@ from sinks.release.pending import Pending, Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
-from state.cancel import OLD_MS, Undecided
+from state.answers import OLD_MS, Undecided
 from state.kinds import ANSWER, DUE_NOW, MESSAGE, REQUEST
 from state.message import decode_chunk
 from state.order import in_order

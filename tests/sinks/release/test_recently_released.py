@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sinks.release.recently_released import RecentlyReleased
-from state.cancel import Output
+from state.answers import Output
 from state.kinds import ANSWER
 from state.message_ids import ID_SCHEMA
 from tests.messages import messages

@@ -26,7 +26,7 @@ from sinks.release.ring import Ring
 from sinks.release.shard import ReleaseContext, ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
-from state.cancel import Undecided
+from state.answers import Undecided
 from state.kinds import REQUEST
 from state.order import OrderKey, in_order
 from state.shards import shard_of

@@ -18,7 +18,7 @@ from sinks.ready_log.chunk import chunk_record
 from sinks.release import log_reader
 from sinks.release.log_reader import LogReader
 from sinks.release.wall_clock import now_ms
-from state.cancel import Undecided
+from state.answers import Undecided
 from state.kinds import REQUEST
 from state.order import in_order
 from state.recalled import Recall, partition_of_shard, read_recall

@@ -9,7 +9,8 @@ import pytest
 
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
-from state.cancel import Ask, answer, answered, answers_of, answers_to, ask_table, asks_of
+from state.answers import answered, answers_to
+from state.cancel import Ask, ask_table, asks_of
 from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST, requests_in
 from state.message_ids import parse_id
 from state.reasons import Reason
@@ -136,7 +137,7 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     asks = ask_table(requests_in(table))
     (found,) = asks_of(asks)
     assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
-    filled = answered(table, answers_of({found.id: answer(found, Reason.RELEASED)}))
+    filled = answered(table, answers_to(asks, [Reason.RELEASED]))
     assert filled.column("kind").to_pylist() == [MESSAGE, ANSWER, DEAD_LETTER]
     values = filled.column("value").to_pylist()
     assert (values[0], values[2]) == (b"other", b"v")
@@ -144,13 +145,4 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     assert json.loads(values[1]) == expected
     assert filled.schema == table.schema
     with pytest.raises(InvariantViolated, match="without an answer"):
-        answered(table, answers_of({}))
-
-
-@pytest.mark.parametrize("reason", Reason)
-def test_the_same_answer_to_many_asks_is_that_to_each(reason: Reason) -> None:
-    rows = [{"offset": at, "kind": REQUEST, "key": b"in/3/%d" % (at * 7), "value": None} for at in range(3)]
-    asks = ask_table(messages(rows))
-    many = answers_to(asks, reason)
-    single = answers_of({ask.id: answer(ask, reason) for ask in asks_of(asks)})
-    assert many.drop_columns("key").to_pylist() == single.drop_columns("key").to_pylist()
+        answered(table, answers_to(asks.slice(0, 0), []))

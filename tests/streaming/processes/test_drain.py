@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from conf.errors import TopicMissing
 from conf.load import load_settings
 from conf.settings import Settings
-from state.cancel import Undecided
+from state.answers import Undecided
 from state.kinds import REQUEST
 from streaming.processes import drain as module
 from streaming.processes.drain import drain, left_to_release, unreleased_shards

@@ -7,8 +7,8 @@ import pytest
 
 from state.cancel import ALWAYS, ASK_SCHEMA, WAITING
 from state.message_ids import each_of
-from streaming.job.requests import decision
-from streaming.job.requests.decision import Replacements
+from streaming.job.requests import replacements as module
+from streaming.job.requests.replacements import Replacements
 from tests.messages import cancelled
 
 
@@ -26,7 +26,7 @@ def as_cancelled(*offsets: int) -> pa.Table:
 def test_what_is_neither_accepted_nor_cancelled_is_refused() -> None:
     asks = replacements(ALWAYS, WAITING, WAITING, WAITING)
     decided = Replacements.of(asks, asks.slice(0, 0), as_cancelled(1, 103), {})
-    assert decided.accepted == {("in", 0, 100), ("in", 0, 101)}
+    assert each_of(decided.accepted) == {("in", 0, 100), ("in", 0, 101)}
     assert decided.replaced == {("in", 0, 1): ("in", 0, 101)}
     assert decided.refused.column("offset").to_pylist() == [102], "103 is cancelled otherwise"
 
@@ -37,7 +37,7 @@ def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
     dropped, last = asks.slice(1, 1), asks.slice(2).set_column(2, "offset", pa.array([101]))
     taken_out = as_cancelled(101)
     decided = Replacements.of(pa.concat_tables([asks.slice(0, 1), last]), dropped, taken_out, {})
-    assert decided.accepted == {("in", 0, 100)}
+    assert each_of(decided.accepted) == {("in", 0, 100)}
     assert decided.refused.column("offset").to_pylist() == [102], "101 is cancelled otherwise"
     assert (
         Replacements.of(asks.slice(0, 0), dropped, as_cancelled(), {}).refused.to_pylist()
@@ -54,7 +54,7 @@ def delivering(*rows: tuple[int, int, bool]) -> pa.Table:
 def test_the_first_ask_for_a_message_decides_and_none_becomes_an_object_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decision, "asks_of", lambda _: pytest.fail("there may be 10,000 of them"))
+    monkeypatch.setattr(module, "asks_of", lambda _: pytest.fail("there may be 10,000 of them"))
     asks = delivering((1, 12, False), (1, 11, True), (2, 5, True), (2, 4, False), (3, 7, True), (4, 8, False))
     taken = as_cancelled(1, 2, 4)
     decided = Replacements.of(asks, asks.slice(0, 0), taken, {})
@@ -67,5 +67,5 @@ def test_a_replacement_that_is_refused_is_not_made_due() -> None:
     asks = pa.concat_tables([replacements(WAITING, WAITING), delivering((100, 200, True), (101, 201, True))])
     taken = as_cancelled(1, 100, 101)
     decided = Replacements.of(asks, asks.slice(0, 0), taken, {})
-    assert decided.accepted == {("in", 0, 101)}
+    assert each_of(decided.accepted) == {("in", 0, 101)}
     assert each_of(decided.delivered) == {("in", 0, 101)}

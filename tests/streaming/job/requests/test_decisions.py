@@ -29,11 +29,12 @@ from sinks.buckets.bucket_table import BucketTable
 from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
 from sources.intake.request_grouping import RequestGrouping
+from state.answers import Undecided, answered
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows, update_shard
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
-from state.cancel import MessageId, Undecided, answered, without_cancelled
+from state.cancel import MessageId, without_cancelled
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan

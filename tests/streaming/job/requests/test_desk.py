@@ -15,12 +15,13 @@ from pyspark.sql import DataFrame, Row
 from conf.settings import Settings
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.join_commits import join_cancelled
+from state.answers import Undecided
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
-from state.cancel import MessageId, Undecided
+from state.cancel import MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import ANSWER

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.join_commits import join_names
+from state.answers import Undecided
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.parts import IdRows
-from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, Undecided, asks_of
+from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.kinds import REQUEST
 from state.message_ids import NO_IDS, Ids, ids_of

@@ -14,10 +14,10 @@ from conf.setting_types import DAY, HOUR, MINUTE
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.topics.topics import ensure_topics
+from state.answers import OLD_MS, Undecided
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows
-from state.cancel import OLD_MS, Undecided
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import REQUEST

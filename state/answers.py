@@ -1,0 +1,173 @@
+"""Answers to asks: their values for the results topic, and what takes the place of one until a release process decides.
+
+docs/publish/cancelling.md documents the fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.errors import InvariantViolated
+from state.cancel import ASK_ID, own_ids
+from state.kinds import ANSWER, KIND, REQUEST, kinds_of
+from state.message_ids import ID_SCHEMA, id_texts, places_in
+from state.reasons import RESULTS, Reason
+
+# Answers, by the id of the ask: the value, or null if nobody waits for an answer; the key, or null if the ask has it
+# already; and `REQUEST` in place of `ANSWER` if a release process must decide.
+ANSWER_SCHEMA = pa.schema([*ID_SCHEMA, ("value", pa.large_binary()), ("key", pa.binary()), KIND])
+
+
+class Output(NamedTuple):
+    """Where a message went: the topic; the partition, and the first and last offset of its transaction, if known.
+
+    The message has one of these offsets.
+    """
+
+    topic: str
+    partition: int | None = None
+    offsets: tuple[int, int] | None = None
+
+    def known(self) -> dict[str, Any]:
+        """Return the parts that are known."""
+        return {name: part for name, part in self._asdict().items() if part is not None}
+
+
+def answers_to(
+    asks: pa.Table,
+    reasons: Iterable[Reason],
+    accepted: pa.Array | None = None,
+    outputs: Sequence[Output | None] | None = None,
+) -> pa.Table:
+    """Return the answers to `asks`, JSON objects, as a table of `ANSWER_SCHEMA`.
+
+    Args:
+        asks: the columns `ID` and `ASK_ID`. Those for `NOTHING` keep their keys.
+        reasons: the reason of each answer.
+        accepted: whether the message that each comes with is accepted; null for an ask that is no replacement.
+        outputs: where the message went that each asks for, if that is known.
+    """
+    parts = [_quoted_ids(asks), pa.array([_TEXTS[reason] for reason in reasons], pa.string())]
+    if accepted is not None and accepted.null_count < len(accepted):
+        # The name of an input topic needs no escape.
+        own, flag = id_texts(own_ids(asks)), pc.if_else(accepted, "true", "false")
+        parts.append(pc.binary_join_element_wise(', "replacement": "', own, '", "accepted": ', flag, "").fill_null(""))
+    if outputs is not None:
+        texts = ["" if each is None else f', "output": {_json(each.known())}' for each in outputs]
+        parts.append(pa.array(texts, pa.string()))
+    values = pc.binary_join_element_wise('{"id": ', *parts, "}", "")
+    return _answer_table(asks, values.cast(pa.large_binary()))
+
+
+def _json(fields: Any) -> str:
+    return json.dumps(fields, ensure_ascii=False)
+
+
+# What the answers say that have the same reason, behind the id.
+_TEXTS = {
+    each: f', "result": "{each.result}", "reason": "{each.code}"' + (f', "why": {_json(each.why)}' if each.why else "")
+    for each in Reason
+}
+
+
+def _quoted_ids(asks: pa.Table) -> pa.ChunkedArray:
+    """Return the id that each of `asks` asks for, as JSON."""
+    topics = asks.column("topic").combine_chunks().dictionary_encode()
+    # A stranger may ask for any text.
+    quoted = pa.array([_json(each).removesuffix('"') for each in topics.dictionary.to_pylist()], pa.string())
+    texts = (asks.column(name).cast(pa.string()) for name in ("partition", "offset"))
+    ids = pc.binary_join_element_wise(quoted.take(topics.indices), *texts, "/")
+    ids = pc.binary_join_element_wise(ids, '"', "")
+    return pc.if_else(pc.less(asks.column("offset"), 0), "null", ids)
+
+
+def count_results(answers: pa.Table) -> dict[str, int]:
+    """Return how many of `answers`, a table with their values, have each of `RESULTS`."""
+    values = answers.column("value")
+    # In an id, which is text of JSON, each quote has a backslash before it.
+    return {each: pc.sum(pc.match_substring(values, f'"result": "{each}"')).as_py() or 0 for each in RESULTS}
+
+
+# In `Undecided`, the time of an ask for a message whose record is deleted, or older than `cancels.known_for`.
+OLD_MS = -1
+
+
+class Undecided(NamedTuple):
+    """What the value of an ask says whose message is handed over: the release processes decide it.
+
+    - `due_before_ms`: the message, if it waits there, is due before this instant, epoch ms
+    - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if a recall may not be read yet that says so, and
+      `OLD_MS` if that may be forgotten
+    - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
+    - `replaces`: whether the ask is that of a message which is accepted in any case
+    - `epoch`: that of the checkpoint whose batch has read it
+    - `delivers`: whether the message shall be due at once, and is not cancelled
+    """
+
+    due_before_ms: int
+    asked_ms: int
+    shards: int
+    left: int
+    replaces: bool = False
+    epoch: int = 1
+    delivers: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Return the value of the ask."""
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def from_bytes(value: bytes) -> Undecided:
+        """Read the value of such an ask."""
+        return Undecided(*json.loads(value))
+
+
+def undecided_asks(asks: pa.Table, undecided: Sequence[Undecided]) -> pa.Table:
+    """Return `undecided` in place of the answers to `asks`, one for each, as a table of `ANSWER_SCHEMA`."""
+    texts = {each: each.to_bytes() for each in set(undecided)}
+    return _answer_table(asks, pa.array([texts[each] for each in undecided], pa.large_binary()), REQUEST)
+
+
+def no_answers(asks: pa.Table) -> pa.Table:
+    """Return that nobody waits for an answer to any of `asks`, as a table of `ANSWER_SCHEMA`."""
+    return _answer_table(asks, pa.nulls(asks.num_rows, pa.large_binary()))
+
+
+def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
+    """Return `messages` with the answer of each ask as its value, and without the asks that nobody wants answered.
+
+    `answers` has the columns of `ANSWER_SCHEMA`. Raises InvariantViolated if one is missing.
+    """
+    mask = np.asarray(kinds_of(messages) == REQUEST)
+    if not mask.any():
+        return messages
+    asks = messages.filter(pa.array(mask))
+    places = places_in(answers, asks)
+    if (places < 0).any():
+        missing = id_texts(asks)[int(np.argmin(places))]
+        raise InvariantViolated(f"the request {missing} is staged without an answer")
+    own = answers.take(pa.array(places))
+    keys = pc.coalesce(own.column("key"), asks.column("key"))
+    for name, new in (("kind", own.column("kind")), ("value", own.column("value")), ("key", keys)):
+        field = messages.schema.get_field_index(name)
+        filled = pc.replace_with_mask(messages.column(name).combine_chunks(), pa.array(mask), new.combine_chunks())
+        messages = messages.set_column(field, messages.schema.field(field), filled)
+    if not own.column("value").null_count:
+        return messages
+    unwanted = np.zeros(len(mask), dtype=bool)
+    unwanted[mask] = np.asarray(pc.is_null(own.column("value")))
+    return messages.filter(pa.array(~unwanted))
+
+
+def _answer_table(asks: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Table:
+    """Return `values` as the answers to `asks`. Their keys are the ids that these ask for, if they do for any."""
+    keys = pc.if_else(pc.less(asks.column("offset"), 0), pa.scalar(None, pa.string()), id_texts(asks))
+    kinds = pa.repeat(pa.scalar(kind, KIND.type), asks.num_rows)
+    columns = [*(asks.column(name) for name in ASK_ID), values, keys.cast(pa.binary()), kinds]
+    return pa.table(columns, names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)
