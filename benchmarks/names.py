@@ -35,7 +35,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     """Seal messages that have names; send a load through the job, beside far messages without names, then with them."""
     count, load_s = int(MESSAGES * scale), max(LEAST_S, LOAD_S * scale)
     named = "names-named-in"
-    overrides = [f"topics.input=names-in,{named}", f"policies.{named}.names=header", "limits.max_delay=366d"]
+    overrides = [f"topics.input=names-in,{named}", f"policies.{named}.names=header"]
     # A batch that decides names seals what it takes in. So should one without names, or they do not compare.
     application = stand.application("names", *overrides, "bucket.max_messages=100")
     job = stand.job(application)

@@ -401,7 +401,7 @@ class BadTimestamp(Rejected):
 
 
 class DelayTooLong(Rejected):
-    """The delay exceeds `limits.max_delay`, or the policy `max_delay` of its input topic."""
+    """The delay exceeds the policy `max_delay` of its input topic."""
 
     code = "delay-too-long"
 

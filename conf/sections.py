@@ -90,7 +90,6 @@ class StorageSettings(Section):
 class LimitSettings(Section):
     """Which messages are accepted, and how many a batch takes."""
 
-    max_delay: Annotated[int, duration(0, LONGEST)] = 366 * DAY
     # Kafka's own default for a topic's max.message.bytes.
     max_message_bytes: Annotated[int, Bounded(1, MOST_MESSAGE_BYTES)] = 1_048_588
     messages_per_trigger: Count = 500_000

@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 
 from conf.sections import (
     ClockSettings,
-    LimitSettings,
     MonitorSettings,
     ReleaseSettings,
     SparkSettings,
@@ -93,14 +92,14 @@ def wrong_tables(
     return wrong
 
 
-def wrong_delays(policies: PolicySettings, limits: LimitSettings) -> list[str]:
+def wrong_delays(policies: PolicySettings) -> list[str]:
     """Return which policies give messages longer delays than are accepted."""
     own = {f"policies.{topic}": policy for topic, policy in policies.by_topic.items()}
     wrong = []
     for key, policy in {"policies": policies.of_all, **own}.items():
-        longest = limits.max_delay if policy.max_delay is None else policy.max_delay
-        if policy.over_max_delay == "reject" and max(policy.default_delay, policy.fixed_delay or 0) > longest:
-            wrong.append(f"{key}: default_delay and fixed_delay must not exceed the longest delay")
+        given = max(policy.default_delay, policy.fixed_delay or 0)
+        if policy.over_max_delay == "reject" and given > policy.max_delay:
+            wrong.append(f"{key}: default_delay and fixed_delay must not exceed max_delay")
     return wrong
 
 

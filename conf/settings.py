@@ -154,7 +154,7 @@ class Settings(BaseSettings):
         wrong = [
             *wrong_topics(self.topics, results, own),
             *wrong_tables(self.topics, results, self.policies, self.presets, self.rates),
-            *wrong_delays(self.policies, self.limits),
+            *wrong_delays(self.policies),
             *wrong_times(self.clock, self.release),
             *wrong_ports(self.monitor, self.web, self.release.processes, self.forward.processes),
             *wrong_storage(self.storage, self.spark),

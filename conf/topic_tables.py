@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError, model_validator
 
 from conf.setting_types import (
+    DAY,
     LONGEST,
     MOST,
     SECOND,
@@ -21,7 +22,7 @@ from conf.setting_types import (
 )
 
 # The policies that can be none.
-_NO_POLICY = ("fixed_delay", "max_delay", "max_waiting", "expire_after", "expiry_header")
+_NO_POLICY = ("fixed_delay", "max_waiting", "expire_after", "expiry_header")
 
 
 class Policy(Section):
@@ -29,7 +30,7 @@ class Policy(Section):
 
     default_delay: Annotated[int, duration(0, LONGEST)] = 0
     fixed_delay: Annotated[int, duration(0, LONGEST)] | None = None
-    max_delay: Annotated[int, duration(0, LONGEST)] | None = None
+    max_delay: Annotated[int, duration(0, LONGEST)] = 366 * DAY
     over_max_delay: Annotated[str, one_of("reject", "clamp")] = "reject"
     max_waiting: Count | None = None
     expire_after: Annotated[int, duration(SECOND, LONGEST)] | None = None

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from conf.errors import quoted
 
-# Far above any instant that limits.max_delay allows, and safe to add to in 64 bits.
+# Far above any instant that policies.max_delay allows, and safe to add to in 64 bits.
 MAX_INSTANT_MS = 2**61
 _NANOSECONDS = re.compile(r"[.,]\d{6}0*[1-9]", re.ASCII)
 # The name of a zone behind the offset, as Java's ZonedDateTime writes it.

@@ -181,9 +181,8 @@ class _Rules:
 
         `parsed` are instants (epoch ms) or delays (ms), `timestamps` are of all rows, and `asked_by` is for errors.
         """
-        own_most = self.policy.most_ms is not None
-        most_ms = self.policy.most_ms if self.policy.most_ms is not None else self.batch_settings.max_delay_ms
-        longest = f"{'the policy max_delay' if own_most else 'limits.max_delay'} ({format_duration(most_ms)})"
+        most_ms = self.policy.most_ms
+        longest = f"the policy max_delay ({format_duration(most_ms)})"
         # An instant is shortened to one after the later of both clocks: a record with an old stamp would be early else.
         since = np.maximum(timestamps[rows], self.clock_ms) if is_instant and self.policy.clamps else timestamps[rows]
         delays = parsed - since if is_instant else parsed

@@ -32,7 +32,7 @@ class DelayPolicy:
 
     - `default_ms`: the delay of a message without one
     - `fixed_ms`: the delay of every message, whatever its headers say; None: they decide
-    - `most_ms`: the longest delay; None: `max_delay_ms` of the batch
+    - `most_ms`: the longest delay
     - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
     - `most_waiting`: how many messages of the topic may wait; None: any number
     - `expiry_header`: the header that says until when a message is of use; none: ""
@@ -42,7 +42,7 @@ class DelayPolicy:
 
     default_ms: int = 0
     fixed_ms: int | None = None
-    most_ms: int | None = None
+    most_ms: int = 366 * 86_400_000
     clamps: bool = False
     expiry_header: str = ""
     names: str = "off"
@@ -76,7 +76,6 @@ class BatchSettings:
 
     headers: HeaderSettings
     levels_ms: tuple[int, ...]
-    max_delay_ms: int
     output: str
     allowed_outputs: tuple[str, ...]
     forbidden_outputs: tuple[str, ...]
@@ -141,7 +140,6 @@ def batch_settings_from(
     return BatchSettings(
         headers=settings.headers,
         levels_ms=settings.levels.delays,
-        max_delay_ms=settings.limits.max_delay,
         output=settings.topics.output,
         allowed_outputs=settings.topics.allowed_outputs,
         forbidden_outputs=(

@@ -133,9 +133,8 @@ class Rest:
         for topic in topics.unique().to_pylist():
             policy = self.batch_settings.policy_of(topic)
             if policy.clamps:
-                most_ms = self.batch_settings.max_delay_ms if policy.most_ms is None else policy.most_ms
                 own = np.asarray(pc.equal(topics, topic))
-                dues[own] = np.minimum(dues, latest + most_ms)[own]
+                dues[own] = np.minimum(dues, latest + policy.most_ms)[own]
         return with_due_times(lost, dues)
 
 

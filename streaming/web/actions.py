@@ -86,10 +86,9 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
             )
         if policy.expire_after is not None or policy.expiry_header is not None:
             raise UsageError(f"messages of {topic} expire by its policies, so they cannot be postponed here")
-        most_ms = min(settings.limits.max_delay, policy.max_delay or settings.limits.max_delay)
-        if selection.last_due_ms + by_ms - time.time_ns() // 1_000_000 > most_ms - _MARGIN_MS:
+        if selection.last_due_ms + by_ms - time.time_ns() // 1_000_000 > policy.max_delay - _MARGIN_MS:
             raise UsageError(
-                f"the last of these messages would wait for longer than the allowed {format_duration(most_ms)}"
+                f"the last of these messages would wait for longer than the allowed {format_duration(policy.max_delay)}"
             )
     log.info("%r requests postponement by %s of %s", operator, format_duration(by_ms), _described(ids))
     with Canceller(settings) as canceller:

@@ -117,8 +117,8 @@ def test_a_text_that_looks_like_a_number_stays_text() -> None:
 
 
 def test_durations_are_stored_in_milliseconds() -> None:
-    settings = load_settings(None, ["clock.trigger=2s", "limits.max_delay=PT1H", "levels.delays=1s,2m"], {})
-    assert (settings.clock.trigger, settings.limits.max_delay) == (2000, 3_600_000)
+    settings = load_settings(None, ["clock.trigger=2s", "policies.max_delay=PT1H", "levels.delays=1s,2m"], {})
+    assert (settings.clock.trigger, settings.policies.max_delay) == (2000, 3_600_000)
     assert settings.levels.delays == (1000, 120_000)
 
 
@@ -148,8 +148,8 @@ def test_spark_keeps_the_case_of_a_variable_that_is_not_in_capitals() -> None:
         ("bucket.fan_in=1", "a whole number from 2 to 100"),
         ("bucket.fan_in=101", "a whole number from 2 to 100"),
         ("limits.messages_per_trigger=-1", "a whole number from 1 to"),
-        ("limits.max_delay=5 parsecs", "a duration from 0ms to 36525d, written as ms"),
-        ("limits.max_delay=-1s", "a duration"),
+        ("policies.max_delay=5 parsecs", "a duration from 0ms to 36525d, written as ms"),
+        ("policies.max_delay=-1s", "a duration"),
         ("clock.horizon=2h", "a duration from 1s to 1h"),
         ("clock.horizon=500ms", "a duration from 1s to 1h"),
         ("release.transaction_timeout=1h", "a duration from 1s to 15m"),
@@ -215,12 +215,12 @@ def test_an_error_names_the_file_or_variable_of_the_value(toml: Any) -> None:
 
 def test_all_wrong_settings_are_listed_at_once(toml: Any) -> None:
     file = toml("[bucket]\nshards = 0\nsize = 1\n[nowhere]\nx = 1")
-    text = failure("limits.max_delay=x", "nothing", file=file, environ={"DELAYLINE_CLOCK__TRIGGR": "1s"})
+    text = failure("policies.max_delay=x", "nothing", file=file, environ={"DELAYLINE_CLOCK__TRIGGR": "1s"})
     for key in (
         "bucket.shards = 0",
         "bucket.size",
         "nowhere",
-        "limits.max_delay",
+        "policies.max_delay",
         "nothing",
         "CLOCK__TRIGGR",
     ):
@@ -344,7 +344,7 @@ def test_looped_topics_are_refused() -> None:
     [
         ("[buckets]\nshards = 2", "buckets: unknown setting; did you mean bucket?"),
         ("[bucket]\nshard = 2", "bucket.shard: unknown setting; did you mean bucket.shards?"),
-        ("[bucket]\nmax_delay = 2", "bucket.max_delay: unknown setting; did you mean limits.max_delay?"),
+        ("[bucket]\nmax_delay = 2", "bucket.max_delay: unknown setting; did you mean policies.max_delay?"),
         ("applicationid = 'x'", "applicationid: unknown setting; did you mean application_id?"),
         (
             "[kafka]\n'security.protocl' = 'SSL'",

@@ -15,7 +15,7 @@ from state.checkpoint.batch_settings import DelayPolicy, SettingsHistory, batch_
 from state.checkpoint.origin import CheckpointOrigin
 from tests.messages import some_batch_settings
 
-OLD, NEW, NEWEST = (some_batch_settings(max_delay_ms=ms) for ms in (1, 2, 3))
+OLD, NEW, NEWEST = (some_batch_settings(group_bytes=ms) for ms in (1, 2, 3))
 
 
 @pytest.mark.parametrize("topic", ["in-a", "in-b", "dead", "app-progress"])

@@ -26,7 +26,7 @@ def settings(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     """Settings whose topics exist, with a delay of many years, and nobody who waits for answers."""
     monkeypatch.setattr(actions, "_ANSWERS_MS", 1)
     caplog.set_level(logging.INFO, actions.log.name)
-    made = settings.model_copy(update={"limits": settings.limits.model_copy(update={"max_delay": 10**12})})
+    made = settings.model_copy(update={"policies": settings.policies.model_copy(update={"max_delay": 10**12})})
     ensure_topics(made, 1)
     return made
 
