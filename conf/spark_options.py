@@ -19,7 +19,7 @@ _DELTA = "by which Spark finds the table of sealed messages"
 _FILES = "because otherwise Delta rewrites files of the table without the job"
 
 FIXED_OPTIONS = {
-    "spark.sql.shuffle.partitions": "which is bucket.shards: with another, two tasks would stage one shard",
+    "spark.sql.shuffle.partitions": "which follows from bucket.shards: with another, two tasks would stage one shard",
     # A writer fences the one before: of two attempts at a time, each would end the other's transaction.
     "spark.speculation": "which is false: a second attempt of a running task would fence the writer of the first one",
     "spark.sql.streaming.stateStore.providerClass": "which each checkpoint keeps: others cannot read its state",

@@ -1,7 +1,7 @@
 """The groups of the state stage, by key: a group for each shard, and overflow groups beside it.
 
-Spark puts a group on the state partition that the hash of its key names. The keys of all groups of a shard hash to the
-partition with the shard's number, so that one task does the work of one shard.
+Spark puts a group on the state partition that the hash of its key names, and a task does the work of one partition.
+The keys of all groups of a shard hash to one partition. Few shards have a partition each, and many share partitions.
 
 Java writes a group into one buffer, and the state function holds all of its arrivals in memory, several times. So a
 shard's own group, which has the mutable bucket as its state, takes only so many bytes of a batch. The rest goes to the
@@ -15,6 +15,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+# A batch pays for each state partition, with or without rows: two runs of a Python function, and a commit. So many
+# shards share partitions, but so few that the state stage still uses many cores.
+_MOST_ALONE = 16
+# One task may hold the mutable buckets of all shards of its partition.
+_MOST_TOGETHER = 8
 # How many overflow groups a shard has. Their number bounds that of segments, whose numbers are 32 bits.
 OVERFLOW_GROUPS = 1024
 # With a range of 64 keys for each shard, the chance that none of them hashes to one shard is e^-64.
@@ -23,10 +28,19 @@ _KEYS_A_SHARD = 64
 _FIRST_OVERFLOW_KEY = 1 << 20
 
 
+def state_partitions(shards: int) -> int:
+    """Return the number of state partitions: each has the groups of as many shards.
+
+    It divides `shards`, and so a key whose hash modulo `shards` is a shard's number is on the shard's partition.
+    """
+    least = max(min(shards, _MOST_ALONE), -(-shards // _MOST_TOGETHER))
+    return next(number for number in range(least, shards + 1) if shards % number == 0)
+
+
 def shard_keys(shards: int) -> tuple[int, ...]:
     """Return, for each shard, the key of its own group.
 
-    With the shard numbers as keys, two shards could share a partition, and one task would do the work of both.
+    The hash of the key, modulo `shards`, is the shard's number. So the state partitions have as many shards each.
     """
     _, keys = np.unique(_partitions(np.arange(_KEYS_A_SHARD * shards), shards), return_index=True)
     return tuple(keys.tolist())

@@ -23,6 +23,7 @@ from conf.settings import INTERNAL_SUFFIXES, Settings
 from conf.topic_tables import Policy
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, read_stored
+from state.group_keys import state_partitions
 from state.taken import NONE_TAKEN, Taken
 
 
@@ -53,8 +54,9 @@ class DelayPolicy:
 # How many low bits of due times the index of sealed messages drops at least: 15 make time slots of 33 s. With fewer,
 # `delayline status` would be more exact, and a message would take more bytes of metadata.
 PRECISION_BITS = 15
-# A task of the state stage takes about five times as much memory. Of small messages, a whole batch has less.
-_GROUP_BYTES = 64 * 1024 * 1024
+# What the shards of a state partition take together. A task of the state stage takes about five times as much memory.
+# Of small messages, a whole batch has less.
+_PARTITION_BYTES = 64 * 1024 * 1024
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
@@ -63,7 +65,7 @@ class BatchSettings:
 
     - `forbidden_outputs`: the job's own topics, which no pattern of `allowed_outputs` can allow
     - `partitions`: the partition count of each topic that may be written to
-    - `shard_keys[s]`: the group key that Spark's hash assigns to state partition `s`
+    - `shard_keys[s]`: the key of the own group of shard `s` (`state.group_keys`)
     - `results`: the topic of the answers to cancels
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
     - `policy`: what holds for the delays of input topics that are not in `policies`
@@ -91,7 +93,7 @@ class BatchSettings:
     max_message_bytes: int
     dead_letter_bytes: int
     results: str
-    group_bytes: int = _GROUP_BYTES
+    group_bytes: int = _PARTITION_BYTES
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: DelayPolicy = DelayPolicy()
     policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
@@ -163,6 +165,7 @@ def batch_settings_from(
         policy=_policy_from(settings.policies.of_all),
         policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
         results=settings.results_topic,
+        group_bytes=_PARTITION_BYTES * state_partitions(len(shard_keys)) // len(shard_keys),
         input_ids=input_ids or {},
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conf.settings import Settings
 from state.buckets.merge import SLICE_BYTES, SLICE_MESSAGES, most_buckets
+from state.group_keys import state_partitions
 
 # Each constant was measured on two cores (`python -m benchmarks scale`), at values that do not compress.
 # Bytes that a message takes on disk beside its own: due time, id, and its share of the index.
@@ -115,9 +116,9 @@ def capacity_of(load: Load, settings: Settings) -> Capacity:
         seal_messages=round(seal_messages),
         rewrites=round(rewrites, 1),
         most_buckets=buckets,
-        # A sealed bucket has two files for each shard; a merged one two for each slice, the last of which may be small,
-        # and a marker.
-        most_files=math.ceil(buckets * (2 * bucket.shards + 3) + 2 * slices),
+        # A sealed bucket has two files for each state partition; a merged one two for each slice, the last of which may
+        # be small, and a marker.
+        most_files=math.ceil(buckets * (2 * state_partitions(bucket.shards) + 3) + 2 * slices),
         most_segments=math.ceil(most_segments),
         segments=math.ceil(sealed / segment_messages),
         metadata=math.ceil(sealed / segment_messages) * _SEGMENT_BYTES,

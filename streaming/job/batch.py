@@ -34,6 +34,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
 from state.due_spans import decode_runs
+from state.group_keys import state_partitions
 from state.names import name_rows
 from state.order import ORDER
 from streaming.checkpoint.recovery import Recovered
@@ -388,7 +389,7 @@ class BatchRunner:
         decision: Decision,
         is_spread: bool,
     ) -> DataFrame | None:
-        """Return the plan that hands the batch over, with one task for each shard, or None if nothing is due.
+        """Return the plan that hands the batch over, or None if nothing is due. One task has all rows of a shard.
 
         Chunks from the state stage are handed over whole. Chunks from the window are cut to the range between the
         batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers what is asked. The rows
@@ -408,7 +409,7 @@ class BatchRunner:
             due = reduce(DataFrame.union, sealed, due)
         if loaded or is_spread:
             due = _by_shard(due, self._settings_history.at(batch.batch_id))
-        # Otherwise each partition has the rows of one shard already: those of its state.
+        # Otherwise each partition has all rows of its shards already: those of its state.
         ordered = due.sortWithinPartitions("shard", *ORDER)
         cancels = Cancels(
             cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
@@ -476,9 +477,9 @@ def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> Arro
 
 
 def _by_shard(due: DataFrame, batch_settings: BatchSettings) -> DataFrame:
-    """Return the rows of `due` with those of each shard in a partition of their own."""
+    """Return the rows of `due`, with those of each shard in one partition, as in the state stage."""
     keys = ", ".join(map(str, batch_settings.shard_keys))
-    return due.repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
+    return due.repartition(state_partitions(batch_settings.shards), expr(f"array({keys})[shard]"))
 
 
 def _check_cutoffs(rows: Iterable[Row], cutoff_ms: int) -> None:

@@ -25,6 +25,7 @@ from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import refuse_older
+from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
@@ -98,7 +99,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     ensure_shards(settings, shards)
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.
     if not current.is_retired():
-        spark.conf.set("spark.sql.shuffle.partitions", str(before.shards))
+        spark.conf.set("spark.sql.shuffle.partitions", str(state_partitions(before.shards)))
         finish_planned(spark, without_forwarders(with_shards(settings, before.shards)), current, lease)
         # All that step 5 reads: after a refusal there, this command would be the only one that goes on from it.
         current.check_logs()

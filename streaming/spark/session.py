@@ -27,6 +27,7 @@ from conf.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, format_now, level_now
 from conf.secrets import SECRET_PATTERN, is_secret
 from conf.settings import Settings
 from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS, TABLE_DEFAULTS
+from state.group_keys import state_partitions
 from streaming.spark.start_failure import start_failure
 from streaming.spark.startup_noise import startup_noise_dropped
 from streaming.storage.paths import is_on_s3, local_folder, storage_path
@@ -80,7 +81,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         ),
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.minBatchesToRetain": "10",
-        "spark.sql.shuffle.partitions": str(settings.bucket.shards),
+        "spark.sql.shuffle.partitions": str(state_partitions(settings.bucket.shards)),
         "spark.speculation": "false",
         # What an executor has that is gone is tried again so often, with a pause of 5 s by default: so long a batch
         # waits that asks for its blocks before the driver knows.

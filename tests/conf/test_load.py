@@ -320,7 +320,7 @@ def test_properties_for_all_new_tables_are_refused() -> None:
 
 def test_every_option_of_spark_that_is_refused_is_named_at_once() -> None:
     text = failure("spark.spark.sql.shuffle.partitions=3", "spark.spark.sql.extensions=x.Y", "spark.spark.ui.port=1")
-    assert "spark.sql.shuffle.partitions, which is bucket.shards" in text
+    assert "spark.sql.shuffle.partitions, which follows from bucket.shards" in text
     assert "; no spark.sql.extensions, " in text
     assert "ui.port" not in text
 
