@@ -19,7 +19,7 @@ Read in this order:
 
 The storage is log-structured: what a seal costs depends on how many messages it has, and not on how far apart these
 are due. A stored chunk holds up to 2,000 messages or 1 MB in delivery order, the order key of its first message, and
-the due time of its last. A seal writes two files for each shard, of chunks and of metadata, which form one part. A
+the due time of its last. A seal writes two files for each task, of chunks and of metadata, which form one part. A
 merge writes larger buckets, a part for each slice of due time. So a window reads about one chunk more than it needs of
 each bucket, and a part is deleted whole once its last message is handed over.
 """

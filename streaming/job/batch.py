@@ -61,8 +61,8 @@ from streaming.monitor.job_metrics import JobCounts, TableState
 
 log = logging.getLogger(__name__)
 
-# What one task stores in little time.
-_SMALL_SEAL_BYTES = 8 * 1024 * 1024
+# What one task stores in little time: each task costs a seal more than few rows, also one without any.
+_SEAL_TASK_BYTES = 8 * 1024 * 1024
 _REPORT, _STORED = (from_arrow_schema(schema) for schema in (REPORT_SCHEMA, STORED_SCHEMA))
 
 
@@ -445,11 +445,9 @@ class BatchRunner:
 
     def _seal(self, shard_output: DataFrame, sealed: list[Row], batch_id: int, decision: Decision) -> None:
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
-        rows = shard_output.where(f"kind = '{SEALED}'")
+        tasks = 1 + sum(row["bytes"] for row in sealed) // _SEAL_TASK_BYTES
+        rows = shard_output.where(f"kind = '{SEALED}'").coalesce(tasks)
         if decision.cancelled.num_rows or decision.names.num_rows:
-            # Each task costs more than its rows.
-            if sum(row["bytes"] for row in sealed) < _SMALL_SEAL_BYTES:
-                rows = rows.coalesce(1)
             as_stored = _with_ids(as_stored, decision, self._origin.bucket_of(batch_id))
         rows = rows.mapInArrow(as_stored, _STORED)
         with self._counts.timed("seal"):
