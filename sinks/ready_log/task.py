@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
 from sinks.ready_log.writer import HandOverPlan
-from sinks.ready_log.writer_host import hand_over_by_host
+from sinks.ready_log.writer_host import Sent, hand_over_by_host
 from state.answers import ANSWER_SCHEMA, answered
 from state.cancel import without_cancelled
 from state.chunk_merge import merge
@@ -21,6 +22,9 @@ from state.message_ids import Ids
 from state.order import OrderKey, keys_of
 
 REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), ("writer", pa.string())])
+
+# How much a task sends to the writer host before it waits for answers.
+_SENT_BYTES = 16 * 1024 * 1024
 
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -54,12 +58,35 @@ def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> Arro
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
+        sent: dict[int, Sent] = {}
         for shard, rows in groupby(_chunks(batches, cancels), key=itemgetter(0)):
             messages = merge((key, messages) for _, key, messages in rows)
-            count, writer = hand_over_by_host(plan, shard, messages, attempt)
-            yield pa.RecordBatch.from_arrays([[shard], [count], [writer]], schema=REPORT_SCHEMA)
+            sent[shard] = hand_over_by_host(plan, shard, messages, attempt)
+            # A transaction mostly waits for the brokers: those of a task wait together.
+            if sum(each.nbytes for each in sent.values()) >= _SENT_BYTES:
+                yield _answers(sent)
+                sent.clear()
+        yield _answers(sent)
 
     return run
+
+
+def _answers(sent: Mapping[int, Sent]) -> pa.RecordBatch:
+    """Return a row of `REPORT_SCHEMA` for each shard once the host has answered for all of them.
+
+    Raises the first error, but not before: the next attempt of the task would meet transactions of this one.
+    """
+    rows: list[dict[str, Any]] = []
+    problems: list[Exception] = []
+    for shard, each in sent.items():
+        try:
+            count, writer = each.answer()
+            rows.append({"shard": shard, "handed_over": count, "writer": writer})
+        except Exception as problem:  # noqa: BLE001
+            problems.append(problem)
+    if problems:
+        raise problems[0]
+    return pa.RecordBatch.from_pylist(rows, schema=REPORT_SCHEMA)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tuple[int, OrderKey, pa.Table]]:

@@ -59,26 +59,41 @@ def start_host() -> None:
     _address = address
 
 
-def hand_over_by_host(
-    plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0
-) -> tuple[int, str]:
-    """Do what `sinks.ready_log.hand_over.hand_over` does, in the host of this executor, with the same errors.
+class Sent:
+    """A shard's messages that were sent to the host, which may not have answered yet. `nbytes` is their size."""
 
-    Without a host, this process hands over itself.
+    def __init__(self, nbytes: int, answer: Connection | tuple[int, str]) -> None:
+        """Take the connection by which the answer comes, or the answer."""
+        self.nbytes, self._answer = nbytes, answer
+
+    def answer(self) -> tuple[int, str]:
+        """Wait for the host. Return and raise what `sinks.ready_log.hand_over.hand_over` does."""
+        if isinstance(self._answer, tuple):
+            return self._answer
+        with self._answer as connection:
+            answer = connection.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        count, writer = answer
+        return count, writer
+
+
+def hand_over_by_host(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> Sent:
+    """Let the host of this executor do what `sinks.ready_log.hand_over.hand_over` does.
+
+    Returns when all `messages` are sent. Without a host, this process hands over itself.
     """
     connection = _connected()
     if connection is None:
-        return hand_over(plan, shard, messages, attempt)
-    with connection:
-        connection.send((plan, shard, attempt))
-        for table in messages:
-            connection.send_bytes(_packed(table))
-        connection.send_bytes(_END)
-        answer = connection.recv()
-    if isinstance(answer, BaseException):
-        raise answer
-    count, writer = answer
-    return count, writer
+        return Sent(0, hand_over(plan, shard, messages, attempt))
+    nbytes = 0
+    connection.send((plan, shard, attempt))
+    for table in messages:
+        packed = _packed(table)
+        connection.send_bytes(packed)
+        nbytes += packed.size
+    connection.send_bytes(_END)
+    return Sent(nbytes, connection)
 
 
 def _connected() -> Connection | None:

@@ -10,6 +10,7 @@ import pytest
 
 from sinks.ready_log import task
 from sinks.ready_log.task import Cancels, hand_over_chunks
+from sinks.ready_log.writer_host import Sent
 from state.answers import answers_to
 from state.cancel import ask_table
 from state.kinds import ANSWER, MESSAGE, REQUEST
@@ -27,9 +28,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The messages that the task gives to the writer: the choice of messages alone is tested here."""
     rows: list[dict[str, Any]] = []
 
-    def give(plan: object, shard: int, tables: Iterable[pa.Table], attempt: int) -> tuple[int, str]:
+    def give(plan: object, shard: int, tables: Iterable[pa.Table], attempt: int) -> Sent:
         rows.extend(row for table in tables for row in table.to_pylist())
-        return len(rows), "writer"
+        return Sent(0, (len(rows), "writer"))
 
     monkeypatch.setattr(task, "hand_over_by_host", give)
     return rows
@@ -46,6 +47,29 @@ def chunk_row(whole: bool, *rows: dict[str, Any]) -> pa.RecordBatch:
              ("offset", pa.int64()), ("from_ms", pa.int64()), ("until_ms", pa.int64()), ("chunk", pa.binary())]
         ),
     )  # fmt: skip
+
+
+def test_an_error_of_one_shard_is_raised_once_all_shards_are_answered_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = []
+
+    class Answering(Sent):
+        def __init__(self, shard: int) -> None:
+            super().__init__(0, (1, "writer"))
+            self._shard = shard
+
+        def answer(self) -> tuple[int, str]:
+            answered.append(self._shard)
+            if self._shard == 1:
+                raise RuntimeError("refused")
+            return super().answer()
+
+    monkeypatch.setattr(task, "hand_over_by_host", lambda plan, shard, tables, attempt: Answering(shard))
+    chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10})
+    plan: Any = None
+    chunks = [chunk.set_column(0, "shard", pa.array([shard], pa.int32())) for shard in range(3)]
+    with pytest.raises(RuntimeError, match="refused"):
+        list(hand_over_chunks(plan)(chunks))
+    assert answered == [0, 1, 2]
 
 
 def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:

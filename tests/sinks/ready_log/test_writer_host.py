@@ -52,7 +52,7 @@ def _run_daemon(commands: Connection) -> None:
         worker = os.fork()
         if worker == 0:
             try:
-                answer: Answer = writer_host.hand_over_by_host(plan, shard, iter(tables))
+                answer: Answer = writer_host.hand_over_by_host(plan, shard, iter(tables)).answer()
             except BaseException as error:  # noqa: BLE001
                 answer = error
             commands.send(answer)
