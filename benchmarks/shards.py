@@ -1,7 +1,7 @@
-"""Shards: what a batch of 32 shards costs, compared with one of two, on a cluster with two workers on two hosts.
+"""Shards: what a batch of 64 shards costs, compared with one of two, on a cluster with two workers on two hosts.
 
-Each shard gets messages in every batch. A job must not open its writers again from batch to batch, nor start a daemon
-of Python workers for each shard, and its tasks must be on both workers.
+Each shard gets messages in every batch, and no forwarder takes them. A job must not open its writers again from batch
+to batch, nor start a daemon of Python workers for each shard, and its tasks must be on both workers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from benchmarks.plots import lateness_figure
 from benchmarks.stand import Stand
 from benchmarks.traffic import Traffic, curve, run_through
 
-FEW, MANY = "2 shards", "32 shards"
-_SHARDS = {FEW: 2, MANY: 32}
-RATE = 500
+FEW, MANY = "2 shards", "64 shards"
+_SHARDS = {FEW: 2, MANY: 64}
+RATE = 1_000
 LOAD_S, WARM_UP_S = 60.0, 60.0
-# Enough that each of 32 shards owns some.
+# Enough that each of 64 shards owns some.
 _OUTPUT_PARTITIONS = 128
 _MOST_DAEMONS = 1
 _MOST_OPENED = 0.02
 _LEAST_SHARE = 0.25
+_MOST_STEPS_S = 1.0
 _OPENED_LINE = re.compile(r"opened writers for shards \[(?P<shards>[\d, ]*)\]")
 _BATCH_LINE = re.compile(r"batch \d+: staged messages")
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Send plain messages through a job with two shards, and then through one with 32."""
+    """Send plain messages through a job with two shards, and then through one with 64."""
     traffic = Traffic(RATE, 0.0, 0.0, max(30.0, WARM_UP_S * scale), max(20.0, LOAD_S * scale))
     figures, series = {}, {}
     cluster = Cluster(stand.folder)
@@ -47,6 +48,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 def aims_of(figures: Figures) -> list[Aim]:
     """Return the aims of the job with many shards, and no fault in either."""
     return [
+        Aim("steps of a batch, p50 in s", figure(figures, MANY, "batch_steps_p50_s"), _MOST_STEPS_S),
         Aim("daemons of Python workers on a worker", figure(figures, MANY, "daemons"), _MOST_DAEMONS),
         Aim("hand-overs that opened a writer, second half", figure(figures, MANY, "opened"), _MOST_OPENED),
         Aim(
@@ -85,6 +87,7 @@ def _measured(stand: Stand, cluster: Cluster, case: str, traffic: Traffic) -> tu
     application = stand.application(
         f"shards-{shards}",
         f"bucket.shards={shards}",
+        "forward.processes=0",
         f"spark.spark.master={cluster.url}",
         "spark.spark.driver.host=127.0.0.1",
         "spark.spark.executor.cores=1",

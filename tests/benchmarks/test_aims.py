@@ -206,9 +206,16 @@ CASES = {
         shards.aims_of,
         {
             shards.FEW: dict.fromkeys(plain.FAULTS_OF_PLAIN, 0),
-            shards.MANY: {"daemons": 1, "opened": 0.02, "least": 0.25, **dict.fromkeys(plain.FAULTS_OF_PLAIN, 0)},
+            shards.MANY: {
+                "batch_steps_p50_s": 1.0,
+                "daemons": 1,
+                "opened": 0.02,
+                "least": 0.25,
+                **dict.fromkeys(plain.FAULTS_OF_PLAIN, 0),
+            },
         },
         {
+            "steps of a batch, p50 in s": (shards.MANY, "batch_steps_p50_s", 1.1),
             "daemons of Python workers on a worker": (shards.MANY, "daemons", 2),
             "hand-overs that opened a writer, second half": (shards.MANY, "opened", 0.03),
             "connections to the broker, of the worker with fewer": (shards.MANY, "least", 0.24),
