@@ -17,7 +17,7 @@ from conf.kafka.rights import write_barred
 from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics, refused_by
 from sinks.release.expiry import Expiry
-from sinks.release.pending import Planned
+from sinks.release.planned import Planned
 from sinks.release.record_check import RecordCheck, Refusals, batch_bytes, compresses, stub_refused
 from sinks.release.records import message_ids
 from sinks.release.reports import Unwritable, topic_gone

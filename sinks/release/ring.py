@@ -29,7 +29,7 @@ from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
-from sinks.release.pending import Planned
+from sinks.release.planned import Planned
 from sinks.release.reports import Offsets, Unwritable
 from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
 from sinks.release.wall_clock import now_ms

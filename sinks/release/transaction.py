@@ -30,7 +30,7 @@ from conf.settings import Settings
 from sinks.internal_topics.position import Position, position_key
 from sinks.ready_log.chunk import chunk_record, most_deliveries, with_few_deliveries
 from sinks.release.known_topics import Topics
-from sinks.release.pending import Planned
+from sinks.release.planned import Planned
 from sinks.release.recall import Removal, next_shards
 from sinks.release.record_check import RecordCheck, batch_bytes
 from sinks.release.records import (

@@ -22,7 +22,7 @@ from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.known_topics import Topics
 from sinks.release.log_reader import LogReader
-from sinks.release.pending import Planned
+from sinks.release.planned import Planned
 from sinks.release.recall import removed_before, uncounted
 from sinks.release.ring import Ring
 from sinks.topics.topic_ids import topic_id

@@ -13,12 +13,13 @@ from state.order import key_of
 
 def check_accounts(pending: Pending) -> None:
     """Fail if the counts and indexes of `pending` are not those of its chunks."""
-    check_chunks(pending._chunks)
-    waiting = {chunk.place: chunk for chunk in pending._chunks.waiting}
-    offsets = Counter(Place(log, offset) for log, own in pending._open_offsets.items() for offset in own)
-    assert offsets == Counter(list(pending._open))
-    assert pending._open_bytes == sum(each.nbytes for each in pending._open.values())
-    for place, each in pending._open.items():
+    check_chunks(pending._merge.chunks)
+    waiting = {chunk.place: chunk for chunk in pending._merge.chunks.waiting}
+    opened = pending._merge.opened
+    offsets = Counter(Place(log, offset) for log, own in opened._offsets.items() for offset in own)
+    assert offsets == Counter(list(opened._open))
+    assert opened.nbytes == sum(each.nbytes for each in opened)
+    for place, each in opened._open.items():
         assert each.first_ms == key_of(each.messages).deliver_at_ms
         assert place not in waiting or (waiting[place] is each.chunk and each.chunk.first > key_of(each.messages, -1))
 

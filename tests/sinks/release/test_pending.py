@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, summary_of
 from sinks.release.encoded_chunks import PayloadMissing
-from sinks.release.pending import Pending, Planned
+from sinks.release.pending import Pending
+from sinks.release.planned import Planned
 from sinks.release.rate_limiter import Rated
 from sinks.release.room import Limits
 from state.order import OrderKey, in_order, keys_of
@@ -163,7 +164,7 @@ class _Release:
         """Return whether what is in memory is within its bound, but for what is in order and one message a chunk."""
         # No message has more.
         least_bytes = sum(table.slice(0, 1).nbytes for _, table in self.logs.chunks)
-        bound: int = self.pending.max_bytes + self.pending._current.nbytes + least_bytes
+        bound: int = self.pending.max_bytes + self.pending._merge.current.nbytes + least_bytes
         return self.pending.nbytes <= bound
 
     def commit(self) -> None:
@@ -363,7 +364,7 @@ def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(res
         while release.plan(now_ms, 0):
             release.commit()
             release.pending.shrink()
-            assert release.pending.nbytes <= release.max_bytes + release.pending._current.nbytes + largest
+            assert release.pending.nbytes <= release.max_bytes + release.pending._merge.current.nbytes + largest
     assert len(release.seen) == 100 * _SPREAD_CHUNKS
     assert release.seen == sorted(release.seen)
     # Each chunk has a share of the memory, and is read again for each of these shares.

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import RecordHeaders, chunk_record, most_deliveries, summary_of, with_few_deliveries
 from sinks.release.encoded_chunks import PayloadMissing
-from sinks.release.pending import Pending, Planned
+from sinks.release.pending import Pending
+from sinks.release.planned import Planned
 from sinks.release.recall import REMEMBERED_MS, uncounted
 from sinks.release.recently_released import RecentlyReleased
 from sinks.release.room import Limits
@@ -455,7 +456,7 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
         shard.arrive("asks", [1_500 + shard.asks])
         shard.settle()
         assert shard.restored == restored
-    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._chunks.waiting)
+    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._merge.chunks.waiting)
 
 
 def test_what_was_taken_out_is_remembered_however_long_a_broker_does_not_answer() -> None:
