@@ -1,18 +1,25 @@
-"""The release stage: what is handed over goes to its output topic when it is due, in order and exactly once.
+"""The release stage: staged messages go to their output topics when they are due, in order and exactly once.
 
 It knows Kafka and no Spark, runs in processes of its own (`delayline release`, or started by the job), and goes on
 while the job is down. Shards are divided between the processes by a consumer group.
 
-Read `process` (a member of its group), `shard` (the steps for one shard), `log_reader`, `log_end` (what is left),
-`near_end` (for which asks wait), `pending` (the pure core: what is released next), `encoded_chunks` (what waits there,
-in memory or not), `room` (what fits a transaction), `ring` and `transaction` (writing it), `records` (what a subscriber
-gets), `known_topics`, `record_check` and `reports` (what a topic refuses), `rewrites` (how often a transaction is
-written again), `closed_topics` (which take nothing), `expiry` (what comes too late to be of use), `recall`,
-`waiting_ids`, `copies` and `recently_released` (asks), `stubs` (what takes the place of a refused dead letter),
-`rate_limiter`, `lateness` and `counts` (what was released), `wall_clock`.
+Read `process` (a member of its group), `context` (what its shards share), `shard` (the steps for one shard), and what
+these steps use:
 
-**Two logs.** Batches hand over to the ready log, forwarders to the near log. Each shard merges its partitions of both.
-They are apart since an open transaction hides what follows it: that of a killed hand-over, for up to a minute.
+- To read: `log_reader`, `log_end` (what is left), `near_end` (for which requests wait).
+- To plan, the pure core: `pending` (what is released next), `planned` (a transaction), `encoded_chunks` (what waits, in
+  memory or not), `incoming` (which chunk is taken in next), `open_chunks` and `ordered_merge` (what is decoded, and in
+  order), `room` (what fits a transaction), `rate_limiter` and `shard_rates`.
+- For requests: `recall` (the rules), `recall_desk`, `removals`, `waiting_ids`, `copies`, `recently_released`.
+- To write: `shard_writer` (again, after a failure), `ring`, `transaction`, `records` (what a subscriber gets), `expiry`
+  (what comes too late to be of use).
+- For what a topic refuses: `known_topics`, `record_check`, `reports`, `narrowing` (which record is to blame),
+  `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing), `stubs` (what takes the
+  place of a refused dead letter).
+- To report: `shard_beat` (signs of life), `releases`, `lateness` and `counts` (what was released), `wall_clock`.
+
+**Two logs.** Batches stage messages in the ready log, forwarders in the near log. Each shard merges its partitions of
+both. They are apart since an open transaction hides what follows it: that of a killed writer, for up to a minute.
 
 **Position.** A transaction has messages and the position after them, bounds that grow: the offset up to which records
 of each log are taken in, and the order key below which messages are released. Released is exactly what lies below both
@@ -21,7 +28,7 @@ If its clock was ahead and is set back, the position begins anew with the second
 what was taken in by then.
 
 **Ahead of time.** Transactions are filled `release.lead` before they are due, and ended when their last message is. So
-the end alone, a millisecond, lies between a due time and the broker. What is handed over inside the lead goes into the
+the end alone, a millisecond, lies between a due time and the broker. What is staged inside the lead goes into the
 next transaction that is filled: up to the lead late, and behind what is due later.
 
 **Refused records.** A record that a topic refuses, for its size, for want of a key or for its timestamp, goes to the

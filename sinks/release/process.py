@@ -26,9 +26,10 @@ from sinks.group.member import GroupMember
 from sinks.group.parts import Parts
 from sinks.group.refusals import REFUSED_LIMIT_S
 from sinks.internal_topics.position import Log, topics_of
+from sinks.release.context import ReleaseContext
 from sinks.release.counts import ReleaseCounts
 from sinks.release.log_end import all_ends, unreleased
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.shard import ShardRelease
 from sinks.topics.topics import check_topics
 
 log = logging.getLogger(__name__)

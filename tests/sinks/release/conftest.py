@@ -20,9 +20,10 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.position import Log, Position, read_position, topics_of
 from sinks.ready_log.chunk import chunk_record
-from sinks.release import record_check, records, ring, shard, waiting_ids, wall_clock
+from sinks.release import record_check, records, releases, ring, shard, shard_writer, waiting_ids, wall_clock
+from sinks.release.context import ReleaseContext
 from sinks.release.ring import Ring
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.shard import ShardRelease
 from sources.subscriber import received
 from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
@@ -274,7 +275,7 @@ _REAL_NOW_MS = wall_clock.now_ms
 def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
     """The clock of all release processes of the test, to be set."""
     clock = HostClock()
-    for module in (record_check, records, ring, shard, wall_clock):
+    for module in (record_check, records, releases, ring, shard, shard_writer, wall_clock):
         monkeypatch.setattr(module, "now_ms", clock.now_ms)
     return clock
 
@@ -367,5 +368,5 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         opened.append(len(opened))
         return Ring(*arguments)
 
-    monkeypatch.setattr(shard, "Ring", count)
+    monkeypatch.setattr(shard_writer, "Ring", count)
     return opened

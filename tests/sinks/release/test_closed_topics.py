@@ -17,11 +17,15 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release import closed_topics, known_topics
 from sinks.release.closed_topics import Closed, ClosedTopics, needs_of, refused_by, united_needs
+from sinks.release.context import ReleaseContext
 from sinks.release.known_topics import Topics
-from sinks.release.pending import Planned
+from sinks.release.planned import Planned
+from sinks.release.releases import Releases
 from sinks.release.reports import Unwritable
 from sinks.release.ring import Ring
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.shard_beat import ShardBeat
+from sinks.release.shard_rates import ShardRates
+from sinks.release.shard_writer import ShardWriter
 from sinks.topics.limits import TopicAccess
 from tests.messages import messages
 
@@ -227,12 +231,14 @@ class _Ring:
         return {}
 
 
-def _release(monkeypatch: pytest.MonkeyPatch, failures: list[Exception]) -> tuple[ShardRelease, Topics]:
+def _writer(broker: _Broker, monkeypatch: pytest.MonkeyPatch, failures: list[Exception]) -> ShardWriter:
     settings = load_settings(None, ["kafka.outage_limit=3s"], environ={})
-    release = ShardRelease(ReleaseContext(settings, "test"), 0)
-    release._ring = cast(Ring, _Ring(failures))
-    monkeypatch.setattr(release, "_open_ring", lambda *_: release._ring)
-    return release, Topics(settings, {}, release._closed)
+    context, beat = ReleaseContext(settings, "test"), ShardBeat(0, settings.kafka.outage_limit, broker)
+    writer = ShardWriter(context, 0, beat, ShardRates(context, 0, beat), Releases(context))
+    ring = cast(Ring, _Ring(failures))
+    monkeypatch.setattr("sinks.release.shard_writer.Ring", lambda *_: ring)
+    writer.open()
+    return writer
 
 
 @pytest.mark.parametrize(
@@ -253,16 +259,15 @@ def test_a_release_goes_on_without_a_topic_that_a_publisher_has_named_and_not_wi
     raised: type[DelaylineError] | None,
 ) -> None:
     broker_says.topics["side"] = _GONE
-    release, topics = _release(monkeypatch, [Unwritable(topic, error)])
-    release._stopping = broker_says
+    writer = _writer(broker_says, monkeypatch, [Unwritable(topic, error)])
     planned = Planned(messages([{"output_topic": "side"}, {"offset": 1}]), Position(), 100)
     if raised is None:
-        release._write(topics, planned)
-        assert list(release._closed.now) == ["side"]
+        writer.write(planned, dict)
+        assert list(writer.topics.closed.now) == ["side"]
     else:
         with pytest.raises(raised):
-            release._write(topics, planned)
-        assert not release._closed.now
+            writer.write(planned, dict)
+        assert not writer.topics.closed.now
 
 
 def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_as_for_an_outage(
@@ -277,10 +282,9 @@ def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_
 
     monkeypatch.setattr(BrokerRetry, "wait", wait)
     broker_says.topics["side"] = _OPEN
-    release, topics = _release(monkeypatch, [Unwritable("side", TopicMissing("gone")) for _ in range(9)])
-    release._stopping = broker_says
+    writer = _writer(broker_says, monkeypatch, [Unwritable("side", TopicMissing("gone")) for _ in range(9)])
     with pytest.raises(BrokerUnreachable):
-        release._write(topics, Planned(messages([{"output_topic": "side"}]), Position(), 100))
+        writer.write(Planned(messages([{"output_topic": "side"}]), Position(), 100), dict)
     assert "brokers do not agree about side: topic-missing: gone" in str(waits[0])
 
 

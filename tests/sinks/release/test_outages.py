@@ -285,7 +285,7 @@ def test_topics_that_are_gone_stop_the_others_once_and_not_each_for_itself(
     )
     release = bench.start()
     assert_eventually(lambda: ids(bench.read(bench.dead_letter)) == [0], 60)
-    assert release._closed.now.keys() == set(sides)
+    assert release._writer.topics.closed.now.keys() == set(sides)
 
 
 @pytest.mark.parametrize("option", ["message.timeout.ms", "delivery.timeout.ms"])

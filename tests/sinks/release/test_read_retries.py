@@ -12,9 +12,10 @@ from conf.load import load_settings
 from sinks.internal_topics import broker_retry
 from sinks.internal_topics.position import Log, Position
 from sinks.release import shard
+from sinks.release.context import ReleaseContext
 from sinks.release.log_reader import LogReader
 from sinks.release.pending import Pending
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.shard import ShardRelease
 
 
 class _Clock:

@@ -13,7 +13,8 @@ from conf.load import load_settings
 from sinks.internal_topics import broker_retry
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import chunk_record, summary_of
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.context import ReleaseContext
+from sinks.release.shard import ShardRelease
 from sinks.release.wall_clock import now_ms
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -68,12 +69,13 @@ class _Shard(ShardRelease):
 
     def __init__(self) -> None:
         super().__init__(ReleaseContext(load_settings(None, environ={}), "test"), 0)
-        self.ring, self.log = _Ring(), _Logs()
+        self.ring: Any = _Ring()
+        self.log = _Logs()
         # A new ring is there once brokers answer.
         self.answered = threading.Event()
         self.answered.set()
 
-    def _open_ring(self, *_: Any) -> Any:
+    def new_ring(self, *_: Any) -> Any:
         self.answered.wait()
         self.ring = _Ring()
         return self.ring
@@ -87,6 +89,7 @@ def shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Shard]:
     monkeypatch.setattr(broker_retry, "_PAUSE_S", 0.01)
     monkeypatch.setattr("sinks.release.shard._COUNT_EVERY_S", 0.01)
     made = _Shard()
+    monkeypatch.setattr("sinks.release.shard_writer.Ring", made.new_ring)
     made.start()
     yield made
     made.answered.set()

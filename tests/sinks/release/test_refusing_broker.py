@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import NewTopic
 
 from conf.errors import BrokerUnreachable
-from sinks.release import shard
+from sinks.release import narrowing
 from sources.dead_letters.letter import read_letter
 from sources.subscriber import received
 from streaming.local.broker import EmbeddedBroker
@@ -124,7 +124,7 @@ def test_a_topic_that_refuses_whatever_it_gets_loses_no_message_and_stops_no_oth
 def test_a_topic_that_refuses_a_transaction_too_often_gets_nothing_of_it(
     bench: ReleaseBench, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shard, "MOST_REWRITES", 3)
+    monkeypatch.setattr(narrowing, "MOST_REWRITES", 3)
     proxy.refuse[_other(bench)] = KafkaError.MSG_SIZE_TOO_LARGE, _ALWAYS
     assert bench.release(_due(bench, 200)) == 200
     assert proxy.changed == 3

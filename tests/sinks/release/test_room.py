@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from conf.settings import Settings
-from sinks.release.known_topics import Topics
+from sinks.release.context import ReleaseContext
 from sinks.release.records import bytes_at_most
 from sinks.release.room import Room
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.shard import ShardRelease
 from tests.messages import messages
 
 
@@ -14,7 +14,7 @@ def test_at_the_defaults_a_transaction_of_small_messages_has_as_many_as_its_sett
     settings = Settings()
     release = ShardRelease(ReleaseContext(settings, "test"), 0)
     release.share_memory(settings.bucket.shards)
-    limits = release._limits(Topics(settings, {}, release._closed), clock_ms=1)
+    limits = release._limits(clock_ms=1)
     most = settings.release.transaction_messages
     due = messages({"offset": n, "deliver_at_ms": 1, "value": b"v" * 100} for n in range(2 * most))
     (batch,) = due.combine_chunks().to_batches()

@@ -19,11 +19,13 @@ from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
 from conf.load import load_settings
 from sinks.internal_topics.position import Log, Position, position_key, topics_of
 from sinks.release import shard as shard_module
-from sinks.release.known_topics import Topics
-from sinks.release.pending import Pending, Planned
+from sinks.release import shard_rates
+from sinks.release.context import ReleaseContext
+from sinks.release.pending import Pending
+from sinks.release.planned import Planned
 from sinks.release.rate_limiter import RateLimiter
 from sinks.release.ring import Ring
-from sinks.release.shard import ReleaseContext, ShardRelease
+from sinks.release.shard import ShardRelease
 from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
 from state.answers import Undecided
@@ -238,7 +240,7 @@ def test_a_limited_topic_gets_no_more_in_a_second_than_its_limit(bench: ReleaseB
 def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(
     bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_module, "_RATES_S", 0.0)
+    monkeypatch.setattr(shard_rates, "_RATES_S", 0.0)
     names = (f"{bench.settings.application_id}-{number}" for number in range(1_000))
     topic = next(name for name in names if [shard_of(name, partition, 2) for partition in (0, 1)] == [1, 0])
     create_topics(bench.broker, NewTopic(topic, 1, 1))
@@ -279,12 +281,11 @@ def test_what_became_a_dead_letter_while_it_was_written_costs_nothing_of_the_rat
     spent = []
     monkeypatch.setattr(RateLimiter, "spend", lambda _, charges, __: spent.append(charges))
     settings = load_settings(None, ["release.messages_per_second=10"], environ={})
-    release = ShardRelease(ReleaseContext(settings, "test"), 0)
-    topics = Topics(settings, {})
+    writer = ShardRelease(ReleaseContext(settings, "test"), 0)._writer
     for replaced in ({}, {b"delayline-in/0/%d" % n: "expired" for n in range(3)}):
-        release._ring = cast(Ring, _Ring(replaced))
+        writer.ring = cast(Ring, _Ring(replaced))
         table = messages({"offset": n} for n in range(3))
-        release._write(topics, Planned(table, Position(), 100))
+        writer.write(Planned(table, Position(), 100), dict)
     assert spent == [{None: 3}, {}]
 
 

@@ -1,0 +1,71 @@
+"""The rates of a shard: its share of the limits for single topics, by the partitions that these have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaException
+
+from conf.errors import BrokerUnreachable
+from sinks.release.context import ReleaseContext
+from sinks.release.rate_limiter import RateLimiter, shares
+from sinks.release.shard_beat import ShardBeat
+from sinks.topics.topics import partition_counts
+
+# How long rates hold, by the partitions that the topics had.
+_RATES_S = 10.0
+
+
+class ShardRates:
+    """The limiter of a shard: another one when the topics with rates of their own have changed."""
+
+    def __init__(self, context: ReleaseContext, shard: int, beat: ShardBeat) -> None:
+        self._settings = context.settings
+        self._closed = context.closed
+        self._shard = shard
+        self._beat = beat
+        # How many closed topics had been found to take records again when the rates were read.
+        self._reopened = 0
+        # How many partitions the topics had, whose rates are limited, when these were read.
+        self._partitions: Mapping[str, int] = {}
+        self._read_s = 0.0
+        self.limiter = self._limiter()
+
+    def read(self) -> None:
+        """Read how many partitions the topics have whose rates are limited. Raises BrokerUnreachable."""
+        retry = self._beat.retry()
+        self._reopened = self._closed.reopened
+        self._read_s = time.monotonic()
+        while limited := self._settings.rates.by_topic:
+            try:
+                self._partitions = partition_counts(self._settings, limited)
+                self.limiter = self._limiter()
+                return
+            except (KafkaException, BrokerUnreachable) as problem:
+                retry.wait(problem)
+
+    def read_if_reopened(self) -> None:
+        """Read them if a topic takes records again: it may have been made anew, with another number of partitions."""
+        if self._closed.reopened != self._reopened:
+            self.read()
+
+    def read_for(self, messages: pa.Table) -> None:
+        """Read them if one of `messages` is for a partition that its topic did not have before.
+
+        Not for each of them: a topic that was made anew with fewer partitions never has it.
+        """
+        if time.monotonic() < self._read_s + _RATES_S:
+            return
+        topics, numbers = messages.column("output_topic"), messages.column("output_partition")
+        for topic, count in self._partitions.items():
+            if pc.any(pc.and_(pc.equal(topics, topic), pc.greater_equal(numbers, count))).as_py():
+                self.read()
+                return
+
+    def _limiter(self) -> RateLimiter:
+        shards = self._settings.bucket.shards
+        by_topic = shares(self._settings.rates.by_topic, self._partitions, self._shard, shards)
+        return RateLimiter(self._settings.release.messages_per_second / shards, by_topic)
