@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
+from state.buckets.operator import DUE, FILLER, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import DUE_NOW, KIND, is_message, kinds_of
@@ -57,6 +57,9 @@ def moving(moves: pa.Table, batch_settings: BatchSettings, bucket: int, cutoff_m
         moved = _Moved(batch_settings, bucket, cutoff_ms)
         for batch in batches:
             for row in batch.to_pylist():
+                if row["kind"] == FILLER:
+                    # The state stage is over, and a batch of large messages has hundreds of thousands.
+                    continue
                 messages = decode_chunk(row["chunk"]) if row["kind"] in (DUE, SEALED) else None
                 own = None if messages is None else own_moves.taken(messages)
                 if messages is None or own is None:

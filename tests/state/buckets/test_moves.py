@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from state.buckets import moves as moves_module
 from state.buckets.moves import MOVES_SCHEMA, moving, moving_out
-from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
+from state.buckets.operator import DUE, FILLER, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import stored_rows
 from state.checkpoint.batch_settings import DelayPolicy
 from state.kinds import DUE_NOW, MESSAGE, REQUEST
@@ -109,6 +109,12 @@ def test_rows_without_moved_messages_are_as_they_were() -> None:
     assert moved_rows(rows, {99: 5}) == rows
     left = [row for row in moved_rows(rows, {0: 1}) if row["kind"] == SEALED]
     assert left == [row for row in rows if row["kind"] == SEALED]
+
+
+def test_fillers_end_with_the_state_stage() -> None:
+    rows = batch_rows(messages([{"offset": 1, "deliver_at_ms": 5}]))
+    filler = {**rows[-1], "kind": FILLER, "chunk": b""}
+    assert moved_rows([filler, *rows, filler], {}) == rows
 
 
 def test_a_dead_letter_and_an_ask_with_the_id_of_a_moved_message_stay() -> None:
