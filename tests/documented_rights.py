@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
 from conf.settings import Settings
-from sinks.topics.topics import needed_topics
+from sinks.topics.roles import needed_topics
 from tests.docs.documents import ROOT
 
 _ROW = re.compile(r"^\| (\w+) \| ([\w, ]+) \| (.+) \|$", re.MULTILINE)

@@ -19,7 +19,7 @@ from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
 from conf.settings import Settings
 from sinks.internal_topics.progress import read_progress
-from sinks.topics.topics import input_bounds
+from sinks.topics.input_ends import input_bounds
 from sources.intake.presets import name_messages
 from streaming.checkpoint.current import current_checkpoint
 from streaming.processes.drain import drain

@@ -26,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException
 from conf.errors import TopicClosed
 from conf.settings import Settings
 from sinks.topics.limits import TopicAccess, topic_access
-from sinks.topics.topics import required_topics
+from sinks.topics.roles import required_topics
 
 log = logging.getLogger(__name__)
 

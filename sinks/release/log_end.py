@@ -17,8 +17,8 @@ from confluent_kafka.admin import OffsetSpec
 from conf.kafka.clients import admin_client
 from conf.settings import Settings
 from sinks.internal_topics.position import Log, LogPosition, read_position, topics_of
+from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import topic_id
-from sinks.topics.topics import partition_counts
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from conf.errors import BrokerUnreachable
 from sinks.release.context import ReleaseContext
 from sinks.release.rate_limiter import RateLimiter, shares
 from sinks.release.shard_beat import ShardBeat
-from sinks.topics.topics import partition_counts
+from sinks.topics.partitions import partition_counts
 
 # How long rates hold, by the partitions that the topics had.
 _RATES_S = 10.0

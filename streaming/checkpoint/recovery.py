@@ -24,8 +24,8 @@ from sinks.internal_topics.progress import announce_origin, read_progress, resto
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.lanes.terms import failure_of, read_terms
 from sinks.topics.limits import dead_letter_bytes
+from sinks.topics.partitions import offered_topics, partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import offered_topics, partition_counts
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from conf.errors import CheckpointMismatch
 from conf.settings import Settings
+from sinks.topics.input_ends import input_bounds
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import input_bounds
 from state.checkpoint.input_ids import recreated, with_offsets, with_present
 from state.checkpoint.origin import InputIds, as_offsets
 from streaming.checkpoint.checkpoint import Checkpoint

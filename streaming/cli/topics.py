@@ -39,7 +39,8 @@ def create(
     internal topics: progress, ready, position and near (one partition for each shard), claims and recalled (one more),
     and lease (one partition).
     """
-    from sinks.topics.topics import BROKER_DEFAULT, ensure_topics
+    from sinks.topics.roles import BROKER_DEFAULT
+    from sinks.topics.topics import ensure_topics
 
     settings = settings_of(config, overrides)
     _print(ensure_topics(settings, partitions, replication or BROKER_DEFAULT), output_format)

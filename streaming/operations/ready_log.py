@@ -25,8 +25,9 @@ from sinks.release.log_reader import LogReader
 from sinks.release.planned import Planned
 from sinks.release.recall import removed_before, uncounted
 from sinks.release.ring import Ring
+from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import topic_id
-from sinks.topics.topics import check_topics, partition_counts
+from sinks.topics.topics import check_topics
 from state.cancel import without_cancelled
 from state.kinds import requests_in
 from state.message import decode_chunk, empty_messages

@@ -31,9 +31,11 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import HeldLease
 from sinks.lanes.opening import close_lanes
 from sinks.ready_log.writer import fence_writers
+from sinks.topics.input_ends import input_bounds
 from sinks.topics.limits import dead_letter_bytes
+from sinks.topics.partitions import offered_topics, partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import check_topics, input_bounds, offered_topics, partition_counts
+from sinks.topics.topics import check_topics
 from sources.intake.kafka_reader import read_range
 from sources.intake.names import gives_names
 from state.buckets.parts import IdRows

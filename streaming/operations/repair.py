@@ -16,7 +16,9 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
 from sinks.ready_log.writer import fence_writers
-from sinks.topics.topics import check_topics, input_bounds, partition_counts
+from sinks.topics.input_ends import input_bounds
+from sinks.topics.partitions import partition_counts
+from sinks.topics.topics import check_topics
 from state.buckets.parts import IdRows
 from state.checkpoint.batch_settings import PRECISION_BITS
 from state.checkpoint.handed_over import newest_checkpoint

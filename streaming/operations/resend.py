@@ -16,8 +16,10 @@ from sinks.release.expiry import Expiry
 from sinks.release.record_check import compresses
 from sinks.release.records import Record, record_bytes
 from sinks.resender import Outgoing, Resender
+from sinks.topics.input_ends import input_retentions
 from sinks.topics.limits import input_limits
-from sinks.topics.topics import check_topics, input_retentions, partition_counts
+from sinks.topics.partitions import partition_counts
+from sinks.topics.topics import check_topics
 from sources.dead_letters.letter import Choice, DeadLetter, HeaderChanges, read_letter
 from sources.dead_letters.position import ResendPosition
 from sources.dead_letters.reader import DeadLetterReader

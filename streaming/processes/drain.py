@@ -13,7 +13,7 @@ from conf.settings import Settings
 from sinks.internal_topics.position import read_position
 from sinks.internal_topics.progress import read_progress
 from sinks.release.log_end import unreleased
-from sinks.topics.topics import partition_counts
+from sinks.topics.partitions import partition_counts
 from streaming.processes.kinds import Kind
 from streaming.processes.supervisor import Processes
 

@@ -16,7 +16,7 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.chunk_plans import in_slices
 from sinks.internal_topics.position import read_position
-from sinks.topics.topics import partition_counts
+from sinks.topics.partitions import partition_counts
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import slices
 from state.buckets.segments import Segment

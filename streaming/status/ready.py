@@ -15,7 +15,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.position import Lateness, Log, Position, read_position
 from sinks.release.log_reader import LogReader
-from sinks.topics.topics import partition_counts
+from sinks.topics.partitions import partition_counts
 from state.message import decode_chunk
 
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.

@@ -27,8 +27,10 @@ from sinks.lanes.writer import LaneWriter
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan, fence_writers
 from sinks.release.process import ReleaseProcess
+from sinks.topics.input_ends import input_bounds
+from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import check_topics, ensure_topics, input_bounds, partition_counts
+from sinks.topics.topics import check_topics, ensure_topics
 from sources.intake.stamp_check import unreadable_records
 from sources.publisher import Publisher
 from sources.subscriber import Subscriber

@@ -18,7 +18,7 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.topics.topics import partition_counts
+from sinks.topics.partitions import partition_counts
 from state.checkpoint.origin import Offsets
 from state.checkpoint.progress import BatchSpan
 

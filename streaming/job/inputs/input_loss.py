@@ -10,7 +10,7 @@ from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
-from sinks.topics.topics import input_bounds
+from sinks.topics.input_ends import input_bounds
 from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.checkpoint import Checkpoint

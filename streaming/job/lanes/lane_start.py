@@ -26,9 +26,10 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.position import read_position
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.terms import read_terms, write_terms
+from sinks.topics.input_ends import input_bounds
 from sinks.topics.limits import dead_letter_bytes
+from sinks.topics.partitions import offered_topics, partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import input_bounds, offered_topics, partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.input_ids import newest_ids, recreated, with_present
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets, as_offsets

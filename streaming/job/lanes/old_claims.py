@@ -16,7 +16,7 @@ from conf.errors import KafkaError
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.deletion import delete_claims
-from sinks.topics.topics import input_bounds
+from sinks.topics.input_ends import input_bounds
 from state.checkpoint.input_ids import newest_ids, same_topic
 from state.checkpoint.origin import Offsets, as_offsets
 from state.checkpoint.progress import BatchSpan

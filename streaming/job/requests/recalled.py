@@ -23,8 +23,8 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.log_producer import ProducerFenced
 from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.internal_topics.recalled_writer import RecalledWriter
+from sinks.topics.input_ends import input_bounds, input_offsets_at
 from sinks.topics.topic_ids import PresentTopic, TopicIds
-from sinks.topics.topics import input_bounds, input_offsets_at
 from state.cancel import MessageId
 from state.checkpoint.origin import as_offsets, by_partition
 from state.message_ids import ID_SCHEMA, Ids

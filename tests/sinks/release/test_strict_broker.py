@@ -19,15 +19,10 @@ from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.ready_log.writer import fence_writers
 from sinks.release import closed_topics
 from sinks.release.ring import PRODUCERS, ring_id
-from sinks.topics.topics import (
-    check_topics,
-    ensure_topics,
-    input_retentions,
-    needed_topics,
-    offered_topics,
-    partition_counts,
-    show_topics,
-)
+from sinks.topics.input_ends import input_retentions
+from sinks.topics.partitions import offered_topics, partition_counts
+from sinks.topics.roles import needed_topics
+from sinks.topics.topics import check_topics, ensure_topics, show_topics
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually

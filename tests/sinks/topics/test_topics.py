@@ -14,20 +14,12 @@ from conf.errors import BrokerUnreachable, SettingError, TopicMismatch, TopicMis
 from conf.load import load_settings
 from conf.setting_types import HOUR
 from conf.settings import Settings
+from sinks.topics.input_ends import input_bounds, input_offsets_at, input_retentions
 from sinks.topics.limits import dead_letter_limits
+from sinks.topics.partitions import partition_counts
 from sinks.topics.record_protection import INPUT_PROTECTION
-from sinks.topics.topics import (
-    check_topics,
-    ensure_shards,
-    ensure_topics,
-    input_bounds,
-    input_offsets_at,
-    input_retentions,
-    needed_topics,
-    partition_counts,
-    required_topics,
-    show_topics,
-)
+from sinks.topics.roles import needed_topics, required_topics
+from sinks.topics.topics import check_topics, ensure_shards, ensure_topics, show_topics
 from sources.publisher import Publisher
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import Configure, MakeSettings, MakeTopic

@@ -21,8 +21,9 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.lanes.terms import write_terms
 from sinks.lanes.writer import LaneTaken, LaneWriter
+from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import ensure_topics, partition_counts
+from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.claims import Claim, Claims, Terms

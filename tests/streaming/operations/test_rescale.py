@@ -17,7 +17,8 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin, marker_key
-from sinks.topics.topics import ensure_topics, partition_counts
+from sinks.topics.partitions import partition_counts
+from sinks.topics.topics import ensure_topics
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey

@@ -9,8 +9,8 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes.terms import write_terms
 from sinks.lanes.writer import LaneWriter
+from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import partition_counts
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.claims import Claim, Terms, lane_of
