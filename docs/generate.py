@@ -40,7 +40,7 @@ MONITOR = ROOT / "streaming/monitor"
 _METRICS = {
     "Release processes": ("release_metrics.py",),
     "Forwarders": ("forward_metrics.py",),
-    "The job": ("job_metrics.py", "held_input.py"),
+    "The job": ("job_metrics.py", "waiting_metrics.py", "held_input.py"),
 }
 _HEAD = "<!-- Written by docs/generate.py from {source}. Change that, then run `make docs`. -->\n# {title}\n"
 _SHARED_OPTIONS = ("--config", "--set")

@@ -57,7 +57,8 @@ from streaming.job.watches.clock_watch import check_not_ahead, now_ms
 from streaming.maintenance.failures import Failures
 from streaming.maintenance.maintenance import Maintenance
 from streaming.monitor.estimate import MutableDues
-from streaming.monitor.job_metrics import JobCounts, TableState
+from streaming.monitor.job_metrics import JobCounts
+from streaming.monitor.table_state import TableState
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,8 @@ from streaming.job.unfinished_batch import begin_again, check_input
 from streaming.job.watches.clock_watch import check_host_clock, watch_from
 from streaming.job.watches.task_progress import TaskProgress
 from streaming.job.watches.unchanged_buckets import UnchangedBuckets, state_of
-from streaming.monitor.job_metrics import JobCounts, monitored_job
+from streaming.monitor.job_health import monitored_job
+from streaming.monitor.job_metrics import JobCounts
 from streaming.processes.kinds import Kind
 from streaming.processes.supervisor import Processes
 from streaming.spark.exclusive_session import exclusive_session

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from conf.durations import format_duration
 from conf.errors import ApplicationHeld, DelaylineError, InvariantViolated
-from streaming.monitor.job_metrics import StepFailures
+from streaming.monitor.table_state import StepFailures
 from streaming.storage.failures import innermost_cause, storage_failure, text_of
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from streaming.maintenance.failures import Failures
 from streaming.maintenance.id_joins import IdJoins
 from streaming.maintenance.merge_plan import MergeRules
 from streaming.maintenance.step import Moment, Outcome, Service, Step
-from streaming.monitor.job_metrics import StepFailures
 from streaming.monitor.job_status import Merges
+from streaming.monitor.table_state import StepFailures
 from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ The job, each release process and each forwarder have a server of their own, at 
 from what the process knows anyway: a scrape waits for neither Kafka nor storage, and costs no lock that a batch or a
 release waits for. Only a look at messages reads.
 
-Read `monitored`, `server`, `job_metrics`, `held_input`, `release_metrics`, `forward_metrics`, `recent_problems`,
-`otlp`; `estimate` and `job_status` for what `delayline status` asks the job; `look_door` for how the job shows
-messages, and `access` for who may see them, here and at the page; `client` for the side that asks.
+Read `monitored` and `server`; for the job `job_metrics`, `waiting_metrics`, `table_state`, `held_input` and
+`job_health`; `release_metrics`, `forward_metrics`, `recent_problems`, `otlp`; `estimate` and `job_status` for what
+`delayline status` asks the job; `look_door` for how the job shows messages, and `access` for who may see them, here
+and at the page; `client` for the side that asks.
 """

@@ -1,71 +1,26 @@
-"""The metrics and the health of the job: what its batches have done, and what waits in its state and its buckets."""
+"""What the job counts, and its metrics: what its batches have done, and what waits."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from conf.instants import instant
-from conf.sections import ClockSettings
-from conf.settings import Settings
-from state.buckets.catalog import metadata_bytes
-from state.buckets.segments import Segment
 from state.checkpoint.origin import Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.monitor.estimate import MutableDues, WaitingEstimate
-from streaming.monitor.held_input import HeldInput, PartitionEnds
-from streaming.monitor.job_status import JobStatus, Merges
-from streaming.monitor.look_door import LookDoor, Reply
-from streaming.monitor.monitored import monitored
-from streaming.monitor.server import Health
+from streaming.monitor.held_input import HeldInput
+from streaming.monitor.job_status import JobStatus
+from streaming.monitor.table_state import TableState
+from streaming.monitor.waiting_metrics import gauge, waiting_metrics
 
-# Spans from now on, by their ends in seconds: what is due within one is due within the longer ones too.
-WITHIN_S = {
-    "1m": 60, "10m": 600, "1h": 3_600, "6h": 21_600, "1d": 86_400, "7d": 604_800, "30d": 2_592_000, "90d": 7_776_000,
-    "366d": 31_622_400,
-}  # fmt: skip
 # Spark reports a batch a moment after it was done.
 _TOLD = 100
-# A batch may wait for brokers as long as `kafka.outage_limit`, and then ends the job; without an outage, none of its
-# tasks takes so much longer.
-_TASK_S = 600.0
-# A batch that lasts longer is looked at. Most take a second.
-_LONG_BATCH_S = 60.0
-# A batch hands over up to `clock.horizon` after the one before began. With a horizon of a second or two that comes to
-# lie before the clock at times: by `clock.trigger`, and by the time that a batch takes.
-_BATCH_S = 2.0
-
-
-@dataclass(frozen=True)
-class StepFailures:
-    """Steps of maintenance of one kind: how many have failed since the start, and how many items are set aside."""
-
-    failed: int
-    set_aside: int
-
-
-@dataclass(frozen=True)
-class TableState:
-    """What the table of sealed buckets has, and what was merged of them.
-
-    - `segments`: of all `buckets`
-    - `size`: bytes and files of the table, if they are known
-    - `failures`: of maintenance, by kind of step
-    """
-
-    segments: Sequence[Segment] = ()
-    buckets: int = 0
-    merges: Merges = field(default_factory=Merges)
-    size: tuple[int, int] | None = None
-    failures: Mapping[str, StepFailures] = field(default_factory=dict)
 
 
 class JobCounts(Collector):
@@ -299,18 +254,18 @@ class JobCounts(Collector):
             taken_over.add_metric([str(lane)], is_taken)
         yield from (read, accepted, lag, sealed, cancelled, seconds, taken_over)
         if self._lease_s is not None:
-            yield _gauge(
+            yield gauge(
                 "delayline_lease_confirmed_timestamp_seconds",
                 "When the broker last confirmed that this process holds the lease.",
                 self._lease_s,
             )
         if self.batch_done_s is not None and self._done is not None:
-            yield _gauge(
+            yield gauge(
                 "delayline_batch_done_timestamp_seconds",
                 "When the last batch ended. More than 30 s ago, the job is down or stuck.",
                 self.batch_done_s,
             )
-            yield _gauge(
+            yield gauge(
                 "delayline_handed_over_until_timestamp_seconds",
                 "Messages due before this instant are staged. Normally clock.horizon ahead of now.",
                 self._done.cutoff_ms / 1000,
@@ -318,34 +273,9 @@ class JobCounts(Collector):
 
     def _what_waits(self) -> Iterable[Metric]:
         if self._done is None or self._table is None:
-            return
-        table, all_waiting = self._table, self._waiting(self._done, self._table)
-        yield _gauge("delayline_sealed_buckets", "Sealed buckets.", table.buckets)
-        yield _gauge("delayline_sealed_segments", "Segments of sealed buckets.", len(table.segments))
-        yield _gauge(
-            "delayline_metadata_bytes", "Memory of segment metadata in the driver.", metadata_bytes(table.segments)
-        )
-        yield _gauge(
-            "delayline_sealed_bytes",
-            "Bytes of the sealed messages, uncompressed, approximately.",
-            all_waiting.sealed_bytes,
-        )
-        if table.size is not None:
-            size, files = table.size
-            yield _gauge("delayline_table_bytes", "Bytes of the table's files, without replaced ones.", size)
-            yield _gauge("delayline_table_files", "Files of the table, without replaced ones.", files)
-        yield _gauge("delayline_merges_running", "Running merges of sealed buckets.", table.merges.running)
-        yield CounterMetricFamily("delayline_merges", "Finished merges of sealed buckets.", table.merges.finished)
-        yield CounterMetricFamily("delayline_merging_seconds", "Duration of finished merges.", table.merges.seconds)
-        yield from _failures(table.failures)
-        waiting = GaugeMetricFamily(
-            "delayline_waiting_messages", "Waiting messages that are not staged, approximately.", labels=["place"]
-        )
-        waiting.add_metric(["sealed"], all_waiting.sealed)
-        if self._knows_mutable:
-            waiting.add_metric(["mutable"], all_waiting.mutable)
-            yield from _when_due(all_waiting, self._now_s())
-        yield waiting
+            return ()
+        waiting = self._waiting(self._done, self._table)
+        return waiting_metrics(self._table, waiting, self._knows_mutable, self._now_s())
 
 
 class JobMetrics(Collector):
@@ -359,84 +289,3 @@ class JobMetrics(Collector):
         """Yield the metrics of now."""
         yield from self._counts.collect()
         yield from self._held.collect()
-
-
-def _when_due(waiting: WaitingEstimate, now_s: float) -> Iterable[Metric]:
-    due = GaugeMetricFamily(
-        "delayline_due_messages",
-        "Waiting messages that are not staged and are due within a span from now, approximately.",
-        labels=["within"],
-    )
-    for name, span_s in WITHIN_S.items():
-        due.add_metric([name], waiting.due_before(int((now_s + span_s) * 1000)))
-    yield due
-    if waiting.next_due_ms is not None:
-        yield _gauge(
-            "delayline_next_due_timestamp_seconds",
-            "Due time of the first waiting message that is not staged.",
-            waiting.next_due_ms / 1000,
-        )
-    if waiting.last_due_ms is not None:
-        yield _gauge(
-            "delayline_last_due_timestamp_seconds",
-            "Due time of the last waiting message that is not staged.",
-            waiting.last_due_ms / 1000,
-        )
-
-
-def _failures(by_step: Mapping[str, StepFailures]) -> Iterable[Metric]:
-    failed = CounterMetricFamily(
-        "delayline_maintenance_failures", "Failed steps of the maintenance of the table.", labels=["step"]
-    )
-    aside = GaugeMetricFamily(
-        "delayline_maintenance_set_aside",
-        "Parts of its work, such as buckets, that the step has set aside after a failure.",
-        labels=["step"],
-    )
-    for step, failures in by_step.items():
-        failed.add_metric([step], failures.failed)
-        aside.add_metric([step], failures.set_aside)
-    yield from (failed, aside)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def monitored_job(
-    counts: JobCounts, settings: Settings, look: Callable[[bytes], Reply]
-) -> AbstractContextManager[object]:
-    """Return a context in which the job answers at `monitor.job`, if that is set, once no other process listens there.
-
-    `look` answers requests for messages (`LookDoor`). Raises SettingError if nobody could ever listen there.
-    """
-    health = partial(job_health, counts, settings.clock, settings.kafka.outage_limit)
-    status = partial(counts.status, settings.application_id, settings.bucket.shards)
-    metrics = JobMetrics(counts, HeldInput(PartitionEnds(settings), lambda: counts.read_offsets))
-    looks = LookDoor(settings.web.token, look)
-    return monitored("job", settings, metrics, health, status, waits_for_address=True, looks=looks)
-
-
-def job_health(
-    counts: JobCounts, clock: ClockSettings, outage_limit_ms: int, now_s: Callable[[], float] = time.time
-) -> Health:
-    """Return whether batches are done often enough, and hand over what is due by now.
-
-    The job is not ready while messages leave late: without a batch for `clock.horizon`, or if the last one was
-    replayed, and handed over what was due within the horizon of a time before the start. It is live as long as tasks
-    end, however long a batch lasts: what was killed in the midst of a large one would begin it again, and again. If
-    none ends for longer than the time between batches, an outage and a task take, it is not.
-    """
-    done_s, cutoff_ms, at_s = counts.batch_done_s, counts.cutoff_ms, now_s()
-    silent_s = at_s - (counts.started_s if done_s is None else done_s)
-    still_s = 0.0 if silent_s <= _LONG_BATCH_S else min(silent_s, at_s - counts.look_for_progress())
-    live = still_s <= (clock.trigger + outage_limit_ms) / 1000 + _TASK_S
-    reasons = [] if live else [f"no task finished for {still_s:.0f} s"]
-    if done_s is None or cutoff_ms is None:
-        return Health(live, ready=False, reasons=[f"no batch finished since the start, {silent_s:.0f} s ago", *reasons])
-    spare_s = clock.trigger / 1000 + _BATCH_S
-    if silent_s > clock.horizon / 1000 + spare_s:
-        reasons.append(f"no batch finished for {silent_s:.0f} s")
-    if at_s - cutoff_ms / 1000 > spare_s:
-        reasons.append(f"messages due from {instant(cutoff_ms)} on are not staged")
-    return Health(live, not reasons, reasons)

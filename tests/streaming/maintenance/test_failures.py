@@ -22,7 +22,7 @@ from state.message import decode_chunk
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.maintenance.failures import STEPS, Failures
 from streaming.maintenance.maintenance import Maintenance
-from streaming.monitor.job_metrics import StepFailures
+from streaming.monitor.table_state import StepFailures
 from tests.streaming.maintenance.clocked_table import (
     FAN_IN,
     HOUR_MS,

@@ -15,9 +15,12 @@ from state.buckets.segments import ANY_SHARD, Segment
 from state.checkpoint.planned_batch import PlannedBatch
 from state.due_spans import SPANS_MS, DueRun
 from streaming.monitor.estimate import MutableDues
-from streaming.monitor.job_metrics import WITHIN_S, JobCounts, TableState, job_health
+from streaming.monitor.job_health import job_health
+from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import JobStatus, Merges
 from streaming.monitor.server import registry_of
+from streaming.monitor.table_state import TableState
+from streaming.monitor.waiting_metrics import WITHIN_S
 
 MINUTE_MS = 60_000
 

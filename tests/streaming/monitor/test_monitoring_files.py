@@ -28,9 +28,10 @@ from streaming.forward.counts import ForwardCounts
 from streaming.monitor.estimate import MutableDues
 from streaming.monitor.forward_metrics import ForwardMetrics
 from streaming.monitor.held_input import HeldInput, PartitionEnd
-from streaming.monitor.job_metrics import JobCounts, JobMetrics, StepFailures, TableState
+from streaming.monitor.job_metrics import JobCounts, JobMetrics
 from streaming.monitor.release_metrics import ReleaseMetrics
 from streaming.monitor.server import registry_of
+from streaming.monitor.table_state import StepFailures, TableState
 from tests.eventually import assert_eventually
 from tests.messages import messages
 

@@ -19,9 +19,10 @@ from state.due_spans import DueRun
 from streaming.cli.app import app
 from streaming.local.free_port import free_port
 from streaming.monitor.estimate import MutableDues
-from streaming.monitor.job_metrics import JobCounts, TableState
+from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import JobStatus, LastMerge, Merges
 from streaming.monitor.server import Health, MonitorServer
+from streaming.monitor.table_state import TableState
 from streaming.status import storage_reader
 from streaming.status.running import status_of_job
 from streaming.storage.paths import checkpoint_path

@@ -17,7 +17,7 @@ from state.buckets.table_rows import described_segment
 from state.message import decode_chunk
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.failures import Failures
-from streaming.monitor.job_metrics import StepFailures
+from streaming.monitor.table_state import StepFailures
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import cut_short, seal_messages
 
