@@ -22,7 +22,7 @@ from state.stub import digest
 def records_of(messages: Iterable[Message]) -> pa.Table:
     """Return the records among `messages`, none of which is an error, as a table in their order.
 
-    It has the columns of `sources.intake.kafka_reader.read_range`, with the same values.
+    It has the columns of `sources.intake.kafka_reader.read_records`, with the same values.
     """
     names: list[str] = []
     values: list[bytes | None] = []

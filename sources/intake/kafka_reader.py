@@ -15,19 +15,17 @@ from sources.intake.stubs import COLUMNS
 from sources.intake.taken import left_to_batch
 from state.checkpoint.batch_settings import RunningBatch
 from state.checkpoint.origin import Offsets
-from state.message import HEADERS, encode_chunk, split_by_bytes
+from state.message import encode_chunk, split_by_bytes
 
 CHUNK_SCHEMA = pa.schema(
     [("shard_key", pa.int32()), ("event_time", pa.timestamp("us", tz="UTC")), ("chunk", pa.binary())]
 )
-_ID = ("topic", "partition", "offset")
-# Nothing that differs from batch to batch, such as the clock: Spark would write other code for each batch, and Java
-# would compile it for a few seconds of use.
-_STAMP = "unix_millis(timestamp) AS timestamp_ms"
-# Headers as a list of names and one of values. After each row, Spark counts the bytes of the rows that it will send to
-# Python, and structs in lists took most of that time.
-_NAMES, _VALUES = "header_names", "header_values"
-FLAT_HEADERS = (f"headers.key AS {_NAMES}", f"headers.value AS {_VALUES}")
+_COLUMNS = (
+    *COLUMNS, "topic", "partition", "offset",
+    # Nothing that differs from batch to batch, such as the clock: Spark would write other code for each batch, and Java
+    # would compile it for a few seconds of use.
+    "unix_millis(timestamp) AS timestamp_ms",
+)  # fmt: skip
 # Spark copies a row several times, and sorts the rows of a batch in memory that it shares out in pages. A chunk of one
 # message may be larger.
 _CHUNK_BYTES = 2 * 1024 * 1024
@@ -48,7 +46,7 @@ def read_records(
     outage_limit_ms: int,
     skip_expired: bool,
 ) -> DataFrame:
-    """Return the stream of input records, for `accepting`.
+    """Return the stream of input records, with the columns that `accept` needs.
 
     Args:
         spark: the session of the query
@@ -67,14 +65,14 @@ def read_records(
         .option("maxOffsetsPerTrigger", first_records)
         .option("failOnDataLoss", not skip_expired)
         .load()
-        .selectExpr(*COLUMNS, *FLAT_HEADERS, *_ID, _STAMP)
+        .selectExpr(*_COLUMNS)
     )
 
 
 def read_range(
     spark: SparkSession, options: dict[str, str], topics: Sequence[str], starts: Offsets, ends: Offsets
 ) -> DataFrame:
-    """Return the input records in a range of offsets, with the columns that `accept` needs.
+    """Return the input records in a range of offsets, with the columns of `read_records`.
 
     Args:
         spark: the session to read with
@@ -85,7 +83,7 @@ def read_range(
     """
     reader = spark.read.format("kafka").options(**_options(options, topics))
     offsets = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
-    return reader.options(**offsets).load().selectExpr(*COLUMNS, "headers", *_ID, _STAMP)
+    return reader.options(**offsets).load().selectExpr(*_COLUMNS)
 
 
 def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
@@ -97,7 +95,7 @@ def _options(options: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
 def accepting(
     running_batch: Callable[[], RunningBatch],
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the `mapInArrow` function that turns records of `read_records` into rows of `CHUNK_SCHEMA`, and fillers.
+    """Return the `mapInArrow` function that turns records into rows of `CHUNK_SCHEMA`, and fillers without a chunk.
 
     Records that forwarders have taken are left out before anything of them is parsed.
 
@@ -112,7 +110,7 @@ def accepting(
         # Spark reads each input partition in a task of its own.
         grouping, requests = Grouping(batch), RequestGrouping(batch)
         for read in batches:
-            records = left_to_batch(with_headers(read), batch.taken)
+            records = left_to_batch(pa.Table.from_batches([read]), batch.taken)
             if records.num_rows:
                 accepted = accept(records, batch.settings, batch.clock_ms, batch.refusal)
                 for key, own, filling in grouping.divide(accepted.messages):
@@ -123,14 +121,6 @@ def accepting(
             yield _rows(key, _chunks(ids))
 
     return run
-
-
-def with_headers(read: pa.RecordBatch) -> pa.Table:
-    """Return `read` with the column `headers` that `accept` needs. Copies nothing."""
-    names, values = read.column(_NAMES), read.column(_VALUES)
-    pairs = pa.StructArray.from_arrays([names.values, values.values], fields=list(HEADERS.value_type))
-    headers = pa.ListArray.from_arrays(names.offsets, pairs, type=HEADERS, mask=names.is_null())
-    return pa.Table.from_batches([read.drop_columns([_NAMES, _VALUES])]).append_column("headers", headers)
 
 
 def _chunks(rows: pa.Table) -> list[bytes]:

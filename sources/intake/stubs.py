@@ -20,13 +20,14 @@ from state.stub import HEADER_BYTES, STUB_HEADER, WHOLE, Stub, digest, headers_l
 
 Ints = npt.NDArray[np.int64]
 
-# SQL expressions for the columns of a record's key and value.
+# SQL expressions for the columns of a record whose size a publisher chooses.
 COLUMNS = (
     f"IF(length(key) <= {MOST_MESSAGE_BYTES}, key, NULL) AS key",
     "length(key) AS key_bytes",
     f"IF(length(value) <= {MOST_MESSAGE_BYTES}, value, NULL) AS value",
     "length(value) AS value_bytes",
     f"IF(length(value) <= {MOST_MESSAGE_BYTES}, NULL, sha2(value, 256)) AS value_sha256",
+    "headers",
 )
 
 

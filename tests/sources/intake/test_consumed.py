@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from conf.kafka.headers import RecordHeaders
 from conf.sections import MOST_MESSAGE_BYTES
 from sources.intake.consumed import records_of
-from sources.intake.kafka_reader import FLAT_HEADERS, read_range, with_headers
-from state.message import HEADERS, LAST_MS
+from sources.intake.kafka_reader import read_range
+from state.message import LAST_MS
 from streaming.local.broker import EmbeddedBroker
 from tests.unreadable_headers import write_unreadable
 
@@ -57,12 +57,6 @@ def test_the_table_is_the_one_that_spark_reads(
     for name in columns:
         assert table.column(name).to_pylist() == expected.column(name).to_pylist(), name
     assert table.select(columns).schema.names == expected.schema.names
-    # The job reads names and values of headers as columns, and puts them together.
-    flat = frame.selectExpr("*", *FLAT_HEADERS).drop("headers").repartition(1).sortWithinPartitions("offset")
-    (batch,) = flat.toArrow().combine_chunks().to_batches()
-    together = with_headers(batch).column("headers")
-    assert together.to_pylist() == expected.column("headers").to_pylist()
-    assert together.type == HEADERS
 
 
 def test_what_only_spark_reads_is_left_out(broker: EmbeddedBroker, make_topic: Callable[..., str]) -> None:

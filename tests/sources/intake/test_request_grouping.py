@@ -99,19 +99,11 @@ def test_no_shard_gets_the_ids_of_messages_that_have_a_name_or_are_taken_by_forw
     assert set(map(tuple, ids.values())) == {((OTHER, 1, 9),)}
 
 
-def read(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records as the job's reader gives them."""
-    lists = batch.column("headers")
-    columns = [pa.ListArray.from_arrays(lists.offsets, field, mask=lists.is_null()) for field in lists.values.flatten()]
-    names = [*batch.schema.names, "header_names", "header_values"]
-    return pa.RecordBatch.from_arrays([*batch.columns, *columns], names=names).drop_columns(["headers"])
-
-
 def shuffled(shards: int, table: pa.Table) -> tuple[int, int, int]:
     """Return the bytes of chunks that a task gives of a batch: messages, requests, and ids that are asked for."""
     sizes = dict.fromkeys((ASK_SCHEMA, BITMAPS_SCHEMA), 0)
     of_messages = 0
-    for rows in accepting(lambda: running(shards))(map(read, table.combine_chunks().to_batches())):
+    for rows in accepting(lambda: running(shards))(iter(table.combine_chunks().to_batches())):
         for chunk in filter(None, rows.column("chunk").to_pylist()):
             schema = decode_chunk(chunk).schema
             if schema in sizes:
