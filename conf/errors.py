@@ -111,6 +111,12 @@ class JavaMissing(SetupError):
     code = "java-missing"
 
 
+class ZoneMissing(SetupError):
+    """A message that waits repeats in a time zone that the installed package tzdata does not have."""
+
+    code = "zone-missing"
+
+
 class BrokerFailed(SetupError):
     """The embedded broker could not be formatted or started."""
 
@@ -374,6 +380,15 @@ class BadName(Rejected):
     """
 
     code = "bad-name"
+
+
+class BadRepeat(Rejected):
+    """A header that makes a message repeat is repeated, is no such rule, or has no meaning on its topic.
+
+    Or the rule comes too often, or never.
+    """
+
+    code = "bad-repeat"
 
 
 class BadExpiry(Rejected):

@@ -1,0 +1,8 @@
+"""Schedules that repeat: rules in time zones, and which occurrences a batch stages.
+
+Read `zones` (time zones of the package tzdata), `rule` (when something comes again: an interval, or a cron expression
+in a zone), `schedule` (a rule with its limits, as it travels with the occurrence that waits, and what a batch stages of
+it) and `occurrences` (the same for tables of messages, and the rows of a batch).
+
+Pure: no clock is read here. Why it is so: docs/internals/decisions/schedules.md.
+"""

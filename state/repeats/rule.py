@@ -1,0 +1,155 @@
+"""When something comes again: after an interval, or by a cron expression in a time zone.
+
+A cron expression names times of a clock on the wall. A time that the clock skips comes when the clock is set forward. A
+time that it shows twice comes once, at the first; but if the field of the hour is `*`, the expression goes on through
+the repeated hour. Such an expression follows the clock in both directions, as it has no time of its own to make up for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from cronsim import CronSim, CronSimError
+
+from conf.durations import format_duration, parse_duration_ms
+from conf.errors import ZoneMissing, quoted
+from state.header_values import MAX_INSTANT_MS
+from state.repeats.zones import instant_of, instant_with, next_change, offset_at, wall_time, zone_named
+
+DEFAULT_ZONE = "UTC"
+# Names that cron and NATS know.
+_NAMED = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_EVERY = re.compile(r"@?every\s+(.+)", re.IGNORECASE | re.DOTALL)
+_FIELDS = re.compile(r"[0-9A-Za-z*,/#-]+(?:[ \t]+[0-9A-Za-z*,/#-]+){4,5}", re.ASCII)
+_FORMS = "an interval (every 10m, PT10M), or a cron expression of five fields, or of six that begin with seconds"
+_DAY_S, _SECOND = 86_400, timedelta(seconds=1)
+# Expressions are few, whoever publishes how many messages with them.
+_KNOWN = 4_096
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An interval in ms, or a `cron` expression in the zone named `zone`."""
+
+    interval_ms: int | None = None
+    cron: str = ""
+    zone: str = DEFAULT_ZONE
+
+    def after(self, at_ms: int, since_ms: int | None = None) -> int | None:
+        """Return the first instant after `at_ms`, which is one itself, and at or after `since_ms` (all epoch ms).
+
+        None if there is none: an expression has no further instant for fifty years, or the calendar ends. Raises
+        ZoneMissing.
+        """
+        since_ms = at_ms + 1 if since_ms is None else max(since_ms, at_ms + 1)
+        if self.interval_ms is not None:
+            next_ms = at_ms + -(-(since_ms - at_ms) // self.interval_ms) * self.interval_ms
+            return next_ms if next_ms < MAX_INSTANT_MS else None
+        return _next_by_cron(self, since_ms - 1)
+
+    @cached_property
+    def shortest_ms(self) -> int:
+        """The shortest time between two instants, in ms, but for changes of the clock: it is this or more."""
+        if self.interval_ms is not None:
+            return self.interval_ms
+        fields = CronSim(self.cron, datetime(2000, 1, 1))
+        units = ((fields.hours, 3_600), (fields.minutes, 60), (fields.seconds, 1))
+        times = np.zeros(1, dtype=np.int64)
+        for values, seconds in units:
+            times = np.add.outer(times, np.array(sorted(values), dtype=np.int64) * seconds).reshape(-1)
+        # From the last of a day to the first of the next.
+        return int(np.diff(times, append=times[0] + _DAY_S).min()) * 1_000
+
+    def __str__(self) -> str:
+        if self.interval_ms is not None:
+            return f"every {format_duration(self.interval_ms)}"
+        return self.cron if self.zone == DEFAULT_ZONE else f"{self.cron} ({self.zone})"
+
+
+def parse_rule(text: str, zone: str | None = None) -> Rule:
+    """Return the rule that `text` writes, in the zone named `zone` (`DEFAULT_ZONE` by default).
+
+    Raises ValueError for anything else; for a zone that does not exist, or with an interval, which has none; and for an
+    expression that never comes.
+    """
+    if zone is not None:
+        zone_named(zone)
+    text = _NAMED.get(text.lower(), text)
+    every = _EVERY.fullmatch(text)
+    if every is None and not text.upper().startswith("P"):
+        return _parse_cron(text, zone or DEFAULT_ZONE)
+    interval_ms = parse_duration_ms(text if every is None else every[1])
+    if not interval_ms:
+        raise ValueError(f"{quoted(text)} is an interval of 0")
+    if zone is not None:
+        raise ValueError("an interval has no time zone: write a cron expression")
+    return Rule(interval_ms=min(interval_ms, MAX_INSTANT_MS))
+
+
+@lru_cache(maxsize=_KNOWN)
+def _parse_cron(text: str, zone: str) -> Rule:
+    if not _FIELDS.fullmatch(text):
+        raise ValueError(f"{quoted(text)} is not {_FORMS}")
+    rule = Rule(cron=" ".join(text.upper().split()), zone=zone)
+    try:
+        never = next(CronSim(rule.cron, datetime(2000, 1, 1)), None) is None
+    # The package checks some of this by assertions.
+    except (CronSimError, ValueError, AssertionError) as problem:
+        raise ValueError(f"{quoted(text)} is not a cron expression: {problem}") from None
+    if never:
+        raise ValueError(f"{quoted(text)} never comes")
+    return rule
+
+
+@lru_cache(maxsize=1 << 16)
+def _next_by_cron(rule: Rule, after_ms: int) -> int | None:
+    """Return the first instant of a cron expression after `after_ms`, epoch ms, or None. Many rules are the same."""
+    try:
+        zone = zone_named(rule.zone)
+    except ValueError:
+        # It had the zone when the message was accepted. No other zone is right, and no end is.
+        raise ZoneMissing(f"a message repeats in {rule.zone}, which tzdata {version('tzdata')} does not have") from None
+    try:
+        if rule.cron.split()[-4] == "*":
+            return _next_shown(rule.cron, after_ms, zone)
+        for wall in CronSim(rule.cron, wall_time(after_ms, zone)):
+            # In an hour that is repeated, the first times have passed.
+            if (at_ms := instant_of(wall, zone)) > after_ms:
+                return at_ms
+    except OverflowError:
+        # The year 10,000.
+        return None
+    return None
+
+
+def _next_shown(cron: str, after_ms: int, zone: ZoneInfo) -> int | None:
+    """Return the first instant after `after_ms` (epoch ms) at which the clock on the wall shows what `cron` names."""
+    while True:
+        offset_ms = offset_at(after_ms, zone)
+        found = next(CronSim(cron, wall_time(after_ms, zone)), None)
+        if found is None:
+            return None
+        # If the clock is not changed until then.
+        at_ms = instant_with(found, offset_ms)
+        changed_ms = next_change(after_ms, at_ms, zone)
+        if changed_ms is None:
+            return at_ms
+        # The clock may show such a time just when it is changed.
+        found = next(CronSim(cron, wall_time(changed_ms, zone) - _SECOND), None)
+        if found is not None and found == wall_time(changed_ms, zone):
+            return changed_ms
+        after_ms = changed_ms

@@ -1,0 +1,207 @@
+"""The checks of messages that repeat: which occurrences had to come, by a calculation of its own.
+
+It goes through the minutes, or seconds, of a clock on the wall one by one, and shares nothing with the service's rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count, pairwise, takewhile
+from zoneinfo import ZoneInfo
+
+from streaming.judge.record import Header, Received
+
+_NUMBER_HEADER, _DUE_HEADER = "delayline-occurrence", "delayline-deliver-at"
+_EPOCH = datetime(1970, 1, 1)
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+_BOUNDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A message that repeats, as it was published.
+
+    - `id`: `topic/partition/offset` of its record
+    - `first_ms`: when its first occurrence is due, epoch ms
+    - `every_ms`: its interval; or else `cron`, an expression of minutes, in `zone`
+    - `most`: how many occurrences come, at the most
+    - `until_ms`: none comes later, epoch ms
+    - `missed`: what comes of those that fall due while the job is down: "one", "all" or "none"
+    - `headers`: those that it is delivered with, besides the service's own
+    - `superseded`: whether another message may have taken its name
+    """
+
+    id: str
+    first_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    output: str
+    every_ms: int | None = None
+    cron: str = ""
+    zone: str = "UTC"
+    most: int | None = None
+    until_ms: int | None = None
+    missed: str = "one"
+    superseded: bool = False
+
+    def instants(self, end_ms: int) -> Iterator[int]:
+        """Yield the instants of its rule from the first one on and before `end_ms`, epoch ms."""
+        end_ms = end_ms if self.until_ms is None else min(end_ms, self.until_ms + 1)
+        if self.every_ms is not None:
+            yield from takewhile(lambda at_ms: at_ms < end_ms, count(self.first_ms, self.every_ms))
+        else:
+            yield from instants_of(self.cron, self.zone, self.first_ms, end_ms)
+
+
+def instants_of(cron: str, zone: str, start_ms: int, end_ms: int) -> Iterator[int]:
+    """Yield the instants of an expression of five or six fields from `start_ms` on and before `end_ms`, epoch ms.
+
+    A time that the clock skips comes when it is set forward; one that it shows twice comes first. But with `*` for the
+    hour, each minute counts that the clock shows.
+    """
+    fields = cron.upper().split()
+    step_s = 60 if len(fields) == 5 else 1
+    fields = ["0", *fields] if len(fields) == 5 else fields
+    sets = [_values(field, *bounds) for field, bounds in zip(fields, _BOUNDS, strict=True)]
+    either = not (fields[3].startswith("*") or fields[5].startswith("*"))
+    follows_clock, tz = fields[2] == "*", ZoneInfo(zone)
+
+    def comes(wall: datetime) -> bool:
+        days = (wall.day in sets[3], wall.isoweekday() % 7 in {each % 7 for each in sets[5]})
+        return (
+            all(own in each for own, each in zip((wall.second, wall.minute, wall.hour), sets, strict=False))
+            and wall.month in sets[4]
+            and (any(days) if either else all(days))
+        )
+
+    shown_until: datetime | None = None
+    at_s = -(-start_ms // 1000 // step_s) * step_s - 2 * 86_400
+    while at_s * 1000 < end_ms:
+        wall = (_EPOCH + timedelta(seconds=at_s)).replace(tzinfo=UTC).astimezone(tz).replace(tzinfo=None, fold=0)
+        if shown_until is None or follows_clock:
+            found = comes(wall)
+        else:
+            # All times since the last one that were shown or skipped; none if the clock was set back.
+            steps = (wall - shown_until) // timedelta(seconds=step_s)
+            found = any(comes(shown_until + timedelta(seconds=step_s * each)) for each in range(1, steps + 1))
+        shown_until = wall if shown_until is None else max(shown_until, wall)
+        if found and at_s * 1000 >= start_ms:
+            yield at_s * 1000
+        at_s += step_s
+
+
+def _values(field: str, lowest: int, highest: int) -> set[int]:
+    found: set[int] = set()
+    for term in field.split(","):
+        base, _, step = term.partition("/")
+        if base == "*":
+            first, last = lowest, highest
+        else:
+            start, _, end = base.partition("-")
+            first = _value(start)
+            last = _value(end) if end else (highest if step else first)
+        found |= set(range(first, last + 1, int(step or 1)))
+    return found
+
+
+def _value(text: str) -> int:
+    if text in _MONTHS:
+        return _MONTHS.index(text) + 1
+    return _DAYS.index(text) if text in _DAYS else int(text)
+
+
+def schedule_problems(
+    repeated: Mapping[str, Repeated],
+    received: Iterable[Received],
+    ended_at: Mapping[str, int | None],
+    complete_until_ms: int,
+    was_down: Callable[[int, int], bool],
+) -> Iterator[str]:
+    """Yield what is wrong with the occurrences of `repeated` messages, by id, a sentence each.
+
+    Args:
+        repeated: the messages.
+        received: all records of output topics.
+        ended_at: of those that were cancelled the number of the last occurrence, as far as it was answered.
+        complete_until_ms: each occurrence that is due before must have come, epoch ms.
+        was_down: returns whether the job was down at some time between two instants, epoch ms.
+    """
+    by_id: dict[str, list[Received]] = {}
+    for record in received:
+        if record.id in repeated:
+            by_id.setdefault(record.id, []).append(record)
+    for identity, message in repeated.items():
+        records = by_id.get(identity, [])
+        for problem in _problems(message, records, ended_at, complete_until_ms, was_down):
+            yield f"{identity}: {problem}"
+
+
+def _problems(
+    message: Repeated,
+    records: list[Received],
+    ended_at: Mapping[str, int | None],
+    complete_until_ms: int,
+    was_down: Callable[[int, int], bool],
+) -> Iterator[str]:
+    numbers = [int(record.last(_NUMBER_HEADER) or -1) for record in records]
+    dues = [int(record.last(_DUE_HEADER) or -1) for record in records]
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield f"its occurrences came as {_runs(numbers)}"
+        return
+    for record, due_ms in zip(records, dues, strict=True):
+        if record.received_ms < due_ms:
+            yield f"it came at {record.received_ms}, before {due_ms}"
+        expected = (message.output, message.key, message.value)
+        if (record.topic, record.key, record.value) != expected:
+            yield f"an occurrence has {(record.topic, record.key, record.value)}, and not {expected}"
+        own = tuple(each for each in record.headers if not each[0].startswith("delayline-"))
+        if own != message.headers:
+            yield f"an occurrence has the headers {own}, and not {message.headers}"
+    if message.most is not None and len(records) > message.most:
+        yield f"it came {len(records)} times, and may come {message.most} times"
+    instants = list(message.instants(max([complete_until_ms, *(due_ms + 1 for due_ms in dues)])))
+    places = {at_ms: place for place, at_ms in enumerate(instants)}
+    if off := [due_ms for due_ms in dues if due_ms not in places]:
+        yield f"it came at {off[:3]}, which its rule does not have"
+        return
+    for (before, after), (first, second) in zip(pairwise(records), pairwise(dues), strict=True):
+        # What had passed when the first one was handed over, late; or when the second one was, if none comes late.
+        passed_ms = after.received_ms if message.missed == "none" else before.received_ms
+        for skipped in instants[places[first] + 1 : places[second]]:
+            if message.missed == "all" or skipped > passed_ms or not was_down(first, second):
+                yield f"nothing came at {skipped}, between {first} and {second}"
+    if dues and dues[0] != instants[0] and (message.missed != "none" or dues[0] > instants[0]):
+        yield f"it came at {dues[0]} at first, and not at {instants[0]}"
+    if message.id in ended_at:
+        last = ended_at[message.id]
+        if last is not None and len(records) > last:
+            yield f"it came {len(records)} times, and was answered to have come {last} times"
+        return
+    if message.superseded or (message.most is not None and len(records) >= message.most):
+        return
+    end = places[dues[-1]] + 1 if dues else 0
+    left = [at_ms for at_ms in instants[end:] if at_ms < complete_until_ms]
+    if left and not (message.missed != "all" and was_down(left[0], complete_until_ms)):
+        yield f"nothing came at {left[:3]}, after {len(records)} occurrences"
+
+
+def last_numbers(asks: Mapping[str, str], answers: Iterable[Received]) -> dict[str, int | None]:
+    """Return the messages that were answered to be cancelled, and the number of the last occurrence in the answer.
+
+    `asks` has the id that each ask asks for, by its own id.
+    """
+    found: dict[str, int | None] = {}
+    for record in answers:
+        content = json.loads(record.value or b"{}")
+        if content.get("result") == "cancelled" and record.id in asks:
+            found[asks[record.id]] = content.get("occurrence")
+    return found
+
+
+def _runs(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:20])) + (" ..." if len(numbers) > 20 else "")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.repeats.rule import Rule, parse_rule
+from state.repeats.schedule import ALL, MISSED, MOST_MISSED, NONE, ONE, Occurrence, Schedule
+
+MINUTE = 60_000
+EVERY = Rule(interval_ms=10 * MINUTE)
+
+
+def dues(schedule: Schedule, first_ms: int, clock_ms: int, cutoff_ms: int, number: int = 2) -> list[int]:
+    staged, following = schedule.stage(Occurrence(number, first_ms), clock_ms, cutoff_ms)
+    assert all(each.at_ms < cutoff_ms for each in staged)
+    assert following is None or following.at_ms >= cutoff_ms
+    return [each.at_ms // MINUTE for each in (*staged, *([following] if following else []))]
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"), [(ONE, [10, 60, 70]), (ALL, [10, 20, 30, 40, 50, 60, 70]), (NONE, [60, 70])]
+)
+def test_occurrences_that_were_missed_come_as_the_schedule_says(missed: str, expected: list[int]) -> None:
+    schedule = Schedule(EVERY, missed=missed)
+    assert dues(schedule, 10 * MINUTE, 55 * MINUTE, 65 * MINUTE) == expected
+
+
+@pytest.mark.parametrize("missed", MISSED)
+def test_nothing_is_missed_while_the_job_runs(missed: str) -> None:
+    schedule = Schedule(EVERY, missed=missed)
+    assert dues(schedule, 10 * MINUTE, 9 * MINUTE, 15 * MINUTE) == [10, 20]
+    assert dues(schedule, 10 * MINUTE, 10 * MINUTE, 35 * MINUTE) == [10, 20, 30, 40]
+
+
+def test_first_occurrence_comes_however_late() -> None:
+    assert dues(Schedule(EVERY, missed=NONE), 10 * MINUTE, 55 * MINUTE, 56 * MINUTE, number=1) == [10, 60]
+
+
+def test_cutoff_behind_the_clock() -> None:
+    """Where much is due after an outage, the cutoff goes on in steps: nothing comes twice."""
+    assert dues(Schedule(EVERY), 10 * MINUTE, 55 * MINUTE, 25 * MINUTE) == [10, 60]
+    assert dues(Schedule(EVERY, missed=ALL), 10 * MINUTE, 55 * MINUTE, 25 * MINUTE) == [10, 20, 30]
+    assert dues(Schedule(EVERY, missed=NONE), 10 * MINUTE, 55 * MINUTE, 25 * MINUTE) == [60]
+
+
+def test_outage_of_years_is_bounded() -> None:
+    year = 366 * 24 * 60 * MINUTE
+    staged, following = Schedule(Rule(interval_ms=10_000), missed=ALL).stage(Occurrence(1, 0), year, year + MINUTE)
+    assert len(staged) == MOST_MISSED + 6
+    assert following == Occurrence(MOST_MISSED + 7, year + MINUTE)
+
+
+def test_it_ends() -> None:
+    assert dues(Schedule(EVERY, count=3), 10 * MINUTE, 0, 15 * MINUTE, number=3) == [10]
+    assert dues(Schedule(EVERY, count=3), 10 * MINUTE, 0, 15 * MINUTE, number=2) == [10, 20]
+    assert dues(Schedule(EVERY, until_ms=20 * MINUTE), 10 * MINUTE, 0, 15 * MINUTE) == [10, 20]
+    assert dues(Schedule(EVERY, until_ms=20 * MINUTE - 1), 10 * MINUTE, 0, 15 * MINUTE) == [10]
+
+
+@given(
+    st.sampled_from(MISSED),
+    st.integers(1, 40),
+    st.none() | st.integers(1, 30),
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 30)), max_size=12),
+)
+def test_batches_stage_each_occurrence_once_and_in_order(
+    missed: str, interval: int, count: int | None, steps: list[tuple[int, int]]
+) -> None:
+    """However far apart batches are, and however far ahead they hand over."""
+    schedule = Schedule(Rule(interval_ms=interval), count=count, missed=missed)
+    waiting: Occurrence | None = Occurrence(1, 5)
+    found: list[Occurrence] = []
+    clock_ms = cutoff_ms = 0
+    for after_ms, horizon_ms in steps:
+        clock_ms += after_ms
+        cutoff_ms = max(cutoff_ms, clock_ms + horizon_ms)
+        if waiting is not None and waiting.at_ms < cutoff_ms:
+            staged, waiting = schedule.stage(waiting, clock_ms, cutoff_ms)
+            found += staged
+    assert [each.number for each in found] == list(range(1, len(found) + 1))
+    assert all(second.at_ms > first.at_ms for first, second in pairwise(found))
+    assert all((each.at_ms - 5) % interval == 0 for each in found)
+    assert count is None or len(found) <= count
+    if missed == ALL and found:
+        assert [each.at_ms for each in found] == list(range(5, found[-1].at_ms + 1, interval))
+
+
+@given(
+    st.sampled_from([EVERY, parse_rule("0 9 * * MON-FRI", "Europe/Berlin"), parse_rule("*/30 * * * * *")]),
+    st.none() | st.integers(0, 2**60),
+    st.none() | st.integers(1, 2**31),
+    st.sampled_from(MISSED),
+    st.binary(max_size=16),
+    st.booleans(),
+)
+def test_header_has_all_of_it(
+    rule: Rule, until_ms: int | None, count: int | None, missed: str, name: bytes, keeps: bool
+) -> None:
+    schedule = Schedule(rule, until_ms, count, missed, name, keeps)
+    assert Schedule.from_bytes(schedule.to_bytes()) == schedule

@@ -1,0 +1,75 @@
+"""The checks of messages that repeat: right runs pass, and each fault is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streaming.judge.record import ID_HEADER, Received
+from streaming.judge.schedules import Repeated, schedule_problems
+
+ID = "in/0/0"
+SECOND = 1_000
+EVERY = Repeated(ID, 10 * SECOND, b"k", b"v", (("x", b"1"),), "out", every_ms=10 * SECOND)
+RIGHT = [(1, 10), (2, 20), (3, 30)]
+
+
+def came(*given: tuple[int, int], late_s: int = 0, **changes: Any) -> list[Received]:
+    """Return occurrences, given as number and due time in seconds, that came so late."""
+    found = []
+    for number, due_s in given:
+        own = {"delayline-occurrence": number, "delayline-deliver-at": due_s * SECOND}
+        headers = (("x", b"1"), (ID_HEADER, ID.encode()), *((name, b"%d" % each) for name, each in own.items()))
+        record = Received("out", 0, number, 0, b"k", b"v", headers, (due_s + late_s) * SECOND)
+        found.append(replace(record, **changes))
+    return found
+
+
+def problems(
+    message: Repeated, records: list[Received], until_s: int = 35, last: int | None = -1, down: bool = False
+) -> list[str]:
+    ended = {} if last == -1 else {ID: last}
+    return list(schedule_problems({ID: message}, records, ended, until_s * SECOND, lambda *_: down))
+
+
+def test_right_run_has_no_problem() -> None:
+    assert problems(EVERY, came(*RIGHT)) == []
+    assert problems(replace(EVERY, most=3), came(*RIGHT), until_s=99) == []
+    assert problems(replace(EVERY, until_ms=30 * SECOND), came(*RIGHT), until_s=99) == []
+    assert problems(EVERY, came(*RIGHT), until_s=99, last=3) == []
+    assert problems(replace(EVERY, superseded=True), came(*RIGHT), until_s=99) == []
+    # The job was down from 15 to 45: the second one came late, and once.
+    assert problems(EVERY, [*came((1, 10)), *came((2, 20), late_s=26), *came((3, 50))], until_s=55, down=True) == []
+    none = replace(EVERY, missed="none")
+    assert problems(none, came((1, 10), (2, 50)), until_s=55, down=True) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        (came((1, 10), (1, 10)), "its occurrences came as 1, 1"),
+        (came((1, 10), (3, 30)), "its occurrences came as 1, 3"),
+        (came((2, 20), (1, 10)), "its occurrences came as 2, 1"),
+        (came((1, 10), (2, 21)), "which its rule does not have"),
+        (came((1, 10), (2, 30)), "nothing came at 20000"),
+        (came((1, 20), (2, 30)), "and not at 10000"),
+        (came((1, 10), (2, 20)), "nothing came at [30000]"),
+        (came(*RIGHT, late_s=-1), "before 10000"),
+        (came(*RIGHT, value=b"w"), "an occurrence has"),
+        (came(*RIGHT, topic="other"), "an occurrence has"),
+    ],
+)
+def test_each_fault_is_found(records: list[Received], words: str) -> None:
+    assert any(words in problem for problem in problems(EVERY, records)), problems(EVERY, records)
+
+
+def test_faults_of_schedules_that_end_or_miss_something_are_found() -> None:
+    (problem,) = problems(EVERY, came(*RIGHT), last=2)
+    assert "was answered to have come 2 times" in problem
+    assert any("may come 2 times" in each for each in problems(replace(EVERY, most=2), came(*RIGHT)))
+    assert problems(replace(EVERY, until_ms=29 * SECOND), came(*RIGHT))
+    gap = [*came((1, 10)), *came((2, 20), late_s=26), *came((3, 50))]
+    assert any("nothing came at 30000" in each for each in problems(EVERY, gap, until_s=55))
+    assert any("nothing came at 30000" in each for each in problems(replace(EVERY, missed="all"), gap, 55, down=True))
