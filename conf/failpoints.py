@@ -33,6 +33,8 @@ POINTS = {
     "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",
     "sealing": "the lease is checked before a bucket's rows are written; no commit has added it to the table",
     "sealed": "the Delta commit that adds the bucket is done",
+    "following": "occurrences of repeating messages are staged; those that follow are not stored",
+    "followed": "the Delta commit that stores what follows is done",
     "merging": "a slice of buckets is merged next to the batches; no commit has stored it",
     "slice-merged": "a slice of a merge is stored; the merged buckets are not replaced",
     "merged": "the Delta commit that replaces merged buckets is done; the driver does not know it yet",

@@ -37,6 +37,8 @@ class Policy(Section):
     expiry_header: HeaderName | None = None
     names: Annotated[str, one_of("off", "header", "key")] = "off"
     name_mode: Annotated[str, one_of("replace", "keep")] = "replace"
+    repeats: bool = False
+    repeat_interval: Annotated[int, duration(SECOND, LONGEST)] = 10 * SECOND
 
     @model_validator(mode="before")
     @classmethod

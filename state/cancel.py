@@ -51,7 +51,7 @@ class Ask(NamedTuple):
     Of a replacement also its condition, one of `CONDITIONS` or `state.names.KEEP`, and when it is due, epoch ms. It has
     the id of its ask. Of an ask by a name also the name (`state.names.named`). Of a message that has a name also when
     it was published, epoch ms, and whether its publisher wants an answer. `delivers` says that the message shall be due
-    at once.
+    at once. `repeats` says that the message which comes with it does.
     """
 
     id: MessageId
@@ -62,6 +62,7 @@ class Ask(NamedTuple):
     published_ms: int | None = None
     wants_answer: bool | None = None
     delivers: bool = False
+    repeats: bool = False
 
 
 # What asks ask for. As rows of messages, asks have that as their key, the headers that the publisher sent along, and no
@@ -80,11 +81,12 @@ ASK_SCHEMA = pa.schema(
         ("published_ms", pa.int64()),
         ("wants_answer", pa.bool_()),
         ("delivers", pa.bool_()),
+        ("repeats", pa.bool_()),
     ]
 )
 # The columns of `ASK_SCHEMA` with the own id of an ask.
 ASK_ID = tuple(f"ask_{name}" for name in ID)
-_TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer", "delivers")
+_TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer", "delivers", "repeats")
 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
@@ -109,6 +111,7 @@ def ask_table(
     dues_ms: pa.ChunkedArray | None = None,
     wants_answers: pa.Array | None = None,
     delivers: Mask | None = None,
+    repeating: Mask | None = None,
 ) -> pa.Table:
     """Return what each of `requests`, which are messages, asks for, as a table of `ASK_SCHEMA`.
 
@@ -119,6 +122,7 @@ def ask_table(
         dues_ms: for each when that message is due, epoch ms.
         wants_answers: for each whether the publisher of a message that has a name wants an answer.
         delivers: which of them ask that their message shall be due at once: none by default.
+        repeating: of which of them the message that comes with it repeats: none by default.
     """
     count = requests.num_rows
     if names is None:
@@ -129,8 +133,8 @@ def ask_table(
     published_ms = None if names is None or conditions is None else requests.column("timestamp_ms")
     every = (conditions, dues_ms, names, published_ms, wants_answers)
     terms = [pa.nulls(count) if each is None else each for each in every]
-    delivering = pa.array(np.zeros(count, dtype=bool) if delivers is None else delivers)
-    return pa.table([*asked, *own, *terms, delivering], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
+    masks = (pa.array(np.zeros(count, dtype=bool) if each is None else each) for each in (delivers, repeating))
+    return pa.table([*asked, *own, *terms, *masks], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
 def asked_by(asks: pa.Table) -> pa.Table:

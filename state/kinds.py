@@ -3,6 +3,8 @@
 | kind | what it is | how it goes on |
 | --- | --- | --- |
 | `MESSAGE` | a message for an output topic | waits until it is due; a cancel may take it out |
+| `REPEATING` | the next occurrence of a message that repeats | the same; it is handed over as an `OCCURRENCE` |
+| `OCCURRENCE` | one that is handed over | released when it is due; nothing takes it out, since others may have its id |
 | `DEAD_LETTER` | a record that could not be scheduled, with its error | handed over by its batch; sealed by a rebuild |
 | `REQUEST` | an ask (`state.cancel`) without its answer | that batch decides it, or a release process |
 | `ANSWER` | an ask that is decided: its value is the answer | released like a message |
@@ -22,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 
 # A byte a message in memory; on the wire and on disk, where a chunk is compressed, 150 bytes a chunk at the most.
 KIND = pa.field("kind", pa.int8())
-MESSAGE, DEAD_LETTER, REQUEST, ANSWER, DUE_NOW = range(5)
+MESSAGE, DEAD_LETTER, REQUEST, ANSWER, DUE_NOW, REPEATING, OCCURRENCE = range(7)
 
 
 def kinds_of(messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int8]:
@@ -37,7 +39,17 @@ def is_message(messages: pa.Table | pa.RecordBatch) -> Mask:
     The batch that accepts any other row hands it over, whenever it is due.
     """
     kinds = kinds_of(messages)
-    return np.asarray((kinds == MESSAGE) | (kinds == DUE_NOW))
+    return np.asarray((kinds == MESSAGE) | (kinds == DUE_NOW) | (kinds == REPEATING))
+
+
+def repeats(messages: pa.Table | pa.RecordBatch) -> Mask:
+    """Return which rows are occurrences of messages that repeat. Their batch makes the next ones of them."""
+    return np.asarray(kinds_of(messages) == REPEATING)
+
+
+def is_delivered(messages: pa.Table | pa.RecordBatch) -> Mask:
+    """Return which rows go to output topics when they are due, if nothing goes wrong."""
+    return np.asarray(is_message(messages) | (kinds_of(messages) == OCCURRENCE))
 
 
 def is_ask(messages: pa.Table | pa.RecordBatch) -> Mask:

@@ -56,6 +56,7 @@ class Reason(Enum):
         "unknown",
         "no message has this name: none had it, or the one that had it is delivered",
     )
+    REPEATS = ("repeats", "kept", "it repeats, and its next occurrence comes in its time")
     NAME_KEPT = ("name-kept", "kept", "it keeps the name until it is due, so the new message is dropped")
 
     def __init__(self, code: str, result: Result, why: str | None) -> None:

@@ -24,12 +24,13 @@ from sources.intake.header_columns import Headers, Ints, Rejections, flatten, on
 from sources.intake.names import ask_keys, asks_in, names_given, names_to_cancel, with_names
 from sources.intake.partitioner import partitions_for
 from sources.intake.presets import Preset, presets_named
+from sources.intake.repeats import Repeats, find_repeats
 from sources.intake.replacements import check_replacements, with_replacements
 from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_marks, with_stubs
 from state.cancel import ASK_SCHEMA, CANCEL_HEADER, DELIVER_NOW_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
-from state.kinds import DEAD_LETTER, MESSAGE, REQUEST, requests_in
+from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST, requests_in
 from state.message import HEADERS, MESSAGE_SCHEMA
 from state.names import CANCEL_NAME_HEADER, OFF
 
@@ -133,6 +134,7 @@ def accept_group(
     check_case(headers, tuple(names_read), rejections)
     given = pa.nulls(len(timestamps), pa.binary())
     envelope = Envelope(presets, headers, len(timestamps))
+    repeats = Repeats(len(timestamps))
     if kind is not Kind.MESSAGES:
         # Whatever else its headers ask for: it is answered at once.
         deliver_at = at_once.copy()
@@ -147,10 +149,16 @@ def accept_group(
             given = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
             asked = ask_keys(records.column("topic"), given)
     else:
-        deliver_at = due_times(headers, timestamps, batch_settings, policy, presets, clock_ms, rejections)
+        repeats = find_repeats(headers, len(timestamps), policy, presets, rejections)
+        deliver_at, decided = due_times(
+            headers, timestamps, batch_settings, policy, presets, clock_ms, repeats.rows, rejections
+        )
+        deliver_at = repeats.first_due(deliver_at, decided, timestamps, batch_settings, policy, clock_ms, rejections)
         if policy.expiry_header:
             check_expiry(headers, policy.expiry_header, deliver_at, rejections)
-        refuse_waiting(records, deliver_at, refusal, batch_settings, rejections)
+        # One occurrence of them waits at any time, however soon the first is due.
+        waits_from = np.where(repeats.rows, np.iinfo(np.int64).max, deliver_at)
+        refuse_waiting(records, waits_from, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
         check_replacements(headers, records, rejections)
         given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
@@ -173,6 +181,10 @@ def accept_group(
         values = pc.if_else(is_rejected, values, pa.scalar(None, values.type))
     elif envelope.rows_left(is_rejected):
         keys, all_headers = envelope.opened(records, keys, all_headers, is_rejected)
+    if repeats.schedules:
+        keeps = batch_settings.keeps_names(topic)
+        all_headers, own = repeats.kept_headers(all_headers, topic, given, keeps, rejections.errors)
+        kinds[own] = REPEATING
     names = [*names, batch_settings.dead_letter]
     counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
     input_partitions = records.column("partition").to_numpy().astype(np.int64)

@@ -11,8 +11,9 @@ import pyarrow as pa
 from sources.intake.header_columns import Ints, one_array, without_headers
 from sources.intake.partitioner import partitions_for
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import REQUEST
+from state.kinds import REQUEST, repeats
 from state.message import HEADERS, MESSAGE_SCHEMA
+from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER
 
 
 class Accepted(NamedTuple):
@@ -43,6 +44,10 @@ def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettin
     # Both have the same id, and no two messages may have the same order key.
     at_once = at_once + (at_once == dues)
     count = messages.num_rows
+    headers = messages.column("headers")
+    if own := np.flatnonzero(repeats(messages)).tolist():
+        # An answer has what the publisher sent.
+        headers = without_headers(one_array(headers.cast(HEADERS)), np.array(own), (SCHEDULE_HEADER, NUMBER_HEADER))
     partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
     input_partitions = messages.column("partition").to_numpy().astype(np.int64)
     columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
@@ -52,5 +57,6 @@ def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettin
         "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
         "key": keys,
         "value": pa.nulls(count),
+        "headers": headers,
     }
     return pa.table(columns).cast(MESSAGE_SCHEMA)

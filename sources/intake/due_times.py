@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.durations import format_duration
 from conf.errors import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
 from sources.intake.envelopes import check_version
-from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
+from sources.intake.header_columns import Headers, Ints, Mask, Rejections, only, parse_distinct
 from sources.intake.presets import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
@@ -40,9 +39,12 @@ def due_times(
     policy: DelayPolicy,
     presets: tuple[Preset, ...],
     clock_ms: int,
+    repeats: Mask,
     rejections: Rejections,
-) -> Ints:
-    """Return the due time (epoch ms) of each row, and add errors to `rejections`.
+) -> tuple[Ints, Mask]:
+    """Return the due time (epoch ms) of each row, and which of them a header or a policy has decided.
+
+    Adds errors to `rejections`. A row that `repeats` and is not decided is due by its rule.
 
     `timestamps` are the records' own (epoch ms), and `clock_ms` is the batch's clock. A record with one of Delayline's
     headers is due by that, whatever the headers say that `presets` read. `policy` and `presets` are those of the
@@ -51,9 +53,9 @@ def due_times(
     rules = _Rules(batch_settings, policy, clock_ms)
     if policy.fixed_ms is not None:
         rows = np.arange(len(timestamps))
-        return rules.due(
-            "the policy fixed_delay", False, rows, np.full(len(rows), policy.fixed_ms), timestamps, rejections
-        )
+        delays = np.full(len(rows), policy.fixed_ms)
+        due = rules.due("the policy fixed_delay", False, rows, delays, timestamps, rejections)
+        return due, np.ones(len(rows), dtype=bool)
     deliver_at = np.minimum(timestamps, clock_ms)
     decided = np.zeros(len(timestamps), dtype=bool)
 
@@ -79,13 +81,13 @@ def due_times(
     )
     for header, (all_rows, all_values) in zip(own, found, strict=True):
         decide(header, *only(counts[all_rows] == 1, all_rows, all_values))
-    for decision in _of_presets(presets, headers, counts > 0, rejections):
+    for decision in _of_presets(presets, headers, counts > 0, repeats, rejections):
         decide(*decision)
-    if policy.default_ms and not decided.all():
-        rows = np.flatnonzero(~decided)
+    if policy.default_ms and not (decided | repeats).all():
+        rows = np.flatnonzero(~(decided | repeats))
         delays = np.full(len(rows), policy.default_ms)
         deliver_at[rows] = rules.due("the policy default_delay", False, rows, delays, timestamps, rejections)
-    return deliver_at
+    return deliver_at, decided
 
 
 def parse_values(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:
@@ -122,7 +124,7 @@ _USUAL_FORMS: dict[Callable[[bytes | None], int], tuple[tuple[str, Callable[[pa.
 
 
 def _of_presets(
-    presets: tuple[Preset, ...], headers: Headers, decided: npt.NDArray[np.bool_], rejections: Rejections
+    presets: tuple[Preset, ...], headers: Headers, decided: Mask, repeats: Mask, rejections: Rejections
 ) -> Iterator[tuple[ScheduleHeader, Ints, pa.Array]]:
     """Yield each header that decides when rows are due, with these rows and its values; never rows `decided` before."""
     by_another = np.zeros(len(decided), dtype=bool)
@@ -140,6 +142,8 @@ def _of_presets(
                 all_rows, all_values = only(asks, all_rows, all_values)
             counts = np.bincount(all_rows, minlength=len(decided))
             has_it = (counts > 0) & ~decided & ~by_this
+            if header.may_repeat:
+                has_it &= ~repeats
             rejections.reject(
                 np.flatnonzero(has_it & (counts > 1)), TwoDelays(f"a message may have {header.name} only once")
             )
@@ -155,6 +159,8 @@ def _of_presets(
             asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]
             if name in preset.refused_with_schedule:
                 asks &= has_schedule[rows]
+            if preset.repeat is not None and name in preset.repeat.headers:
+                asks &= ~repeats[rows]
             rejections.reject(
                 np.unique(rows[asks]), BadSchedule(f"{name} asks for a feature that Delayline does not have")
             )

@@ -18,6 +18,7 @@ from sources.intake.presets import Preset
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, NAME_HEADER
+from state.repeats.schedule import REPEAT_HEADERS
 
 # The headers of requests and names.
 REQUEST_HEADERS = (
@@ -29,6 +30,7 @@ REQUEST_HEADERS = (
 def message_headers(batch_settings: BatchSettings, policy: DelayPolicy, presets: Sequence[Preset]) -> Iterator[str]:
     """Yield the names of all headers that a message may have with a meaning, of a topic with `policy` and `presets`."""
     yield from REQUEST_HEADERS
+    yield from REPEAT_HEADERS
     yield batch_settings.headers.deliver_to
     if policy.expiry_header:
         yield policy.expiry_header

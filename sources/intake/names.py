@@ -15,7 +15,7 @@ from sources.intake.presets import name_messages
 from state.cancel import ALWAYS, DELIVER_NOW_HEADER, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
-from state.kinds import is_message
+from state.kinds import is_message, repeats
 from state.names import (
     ANSWER_HEADER,
     CANCEL_NAME_HEADER,
@@ -112,6 +112,7 @@ def with_names(accepted: Accepted, names: pa.Array, batch_settings: BatchSetting
         _conditions(topics, batch_settings),
         own.column("deliver_at_ms"),
         pa.array(wants_answers),
+        repeating=repeats(own),
     )
     if wants_answers.any():
         accepted = accepted.without_headers(rows[wants_answers], (ANSWER_HEADER,))

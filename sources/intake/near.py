@@ -1,8 +1,8 @@
 """Accepting what is due soon, by the rules of `accept`: what a forwarder takes, past the batches.
 
 A forwarder takes messages that nothing but themselves decides. All else is left to the batches: requests, messages that
-replace others or have names, and dead letters, which may be stubs. So are messages that are due later. No policy makes
-a message that is due soon depend on others: `max_waiting` refuses only what waits.
+replace others, have names or repeat, and dead letters, which may be stubs. So are messages that are due later. No
+policy makes a message that is due soon depend on others: `max_waiting` refuses only what waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sources.intake.accept import NAME, Kind, accept_group, divided
 from sources.intake.cancels import has_header
 from state.cancel import REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import is_message
+from state.kinds import is_message, repeats
 from state.message import MESSAGE_SCHEMA, empty_messages
 
 
@@ -45,7 +45,7 @@ def accept_near(records: pa.Table, batch_settings: BatchSettings, clock_ms: int,
             continue
         messages = accept_group(own, kind, batch_settings, clock_ms)
         is_plain = is_message(messages) & np.asarray(pc.is_null(messages.column(NAME)))
-        is_plain &= ~has_header(messages, REPLACES_HEADER)
+        is_plain &= ~(has_header(messages, REPLACES_HEADER) | repeats(messages))
         is_urgent |= not is_plain.all()
         is_near = is_plain & (messages.column("deliver_at_ms").to_numpy() < before_ms)
         if is_near.any():

@@ -7,7 +7,7 @@ Facts about each: its own documents, named in docs/publish/coming-from/.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,6 +15,8 @@ from conf.errors import BadSchedule, Rejected, quoted
 from conf.topic_tables import PRESETS
 from sources.intake.schedule import parse_delay_level
 from state.header_values import MAX_INSTANT_MS, MOST_TEXT_BYTES, header_text, parse_instant, whole_number
+from state.repeats.rule import Rule, parse_rule
+from state.repeats.schedule import Schedule
 
 # Perhaps in quotes, as `header_text` allows. Blanks are matched in one way alone, which takes linear time.
 _NEGATIVE = re.compile(rb'\s*(?:"\s*)?-[0-9]+\s*(?:"\s*)?')
@@ -35,6 +37,7 @@ class ScheduleHeader:
 
     - `is_appended`: whether a record may have it any number of times, of which the last counts; else, once
     - `may_yield`: whether 0 or less asks for nothing, and lets the headers behind it decide
+    - `may_repeat`: whether a message that repeats has it too, and it says something else then
     """
 
     name: str
@@ -42,6 +45,7 @@ class ScheduleHeader:
     parse: Callable[[bytes | None], int]
     is_appended: bool = False
     may_yield: bool = False
+    may_repeat: bool = False
 
 
 class Origin(Enum):
@@ -56,6 +60,17 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """The headers that make a message repeat: what is kept of it is without them.
+
+    `parse` returns the schedule that their values write, or None if they write none; it raises ValueError.
+    """
+
+    headers: tuple[str, ...]
+    parse: Callable[[Mapping[str, bytes | None]], Schedule | None]
+
+
+@dataclass(frozen=True)
 class Preset:
     """The headers of one scheduler's publishers.
 
@@ -63,6 +78,7 @@ class Preset:
     - `target`: the one that names the output topic
     - `refused`: those that ask for what Delayline does not do: more than one delivery, or that of another message.
       Empty, or "0", they ask for nothing
+    - `repeat`: those that ask for more than one delivery, where the policy `repeats` allows it
     - `refused_with_schedule`: those that do so in a record that has one of `schedule`
     - `version`: a header, and how its value begins in all versions that are understood
 
@@ -81,6 +97,7 @@ class Preset:
     target: str | None = None
     refused: tuple[str, ...] = ()
     refused_with_schedule: tuple[str, ...] = ()
+    repeat: Repeat | None = None
     version: tuple[str, bytes] | None = None
     named: bool = False
     key: str = ""
@@ -94,7 +111,9 @@ class Preset:
     @property
     def delays(self) -> tuple[str, ...]:
         """The names of the headers that say when, or ask for more than one delivery."""
-        return (*(header.name for header in self.schedule), *self.refused, *self.refused_with_schedule)
+        repeat = () if self.repeat is None else self.repeat.headers
+        own = (header.name for header in self.schedule)
+        return tuple(dict.fromkeys((*own, *self.refused, *self.refused_with_schedule, *repeat)))
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -158,12 +177,41 @@ def _nats_schedule(value: bytes | None) -> int:
         text = header_text(value)
         kind, _, instant = text.partition(" ")
         if kind != "@at":
-            raise ValueError(f"{quoted(text)} is not; repeating schedules are not supported")
+            raise ValueError(f"{quoted(text)} is not; repeating schedules need the policy repeats")
         if not _RFC_3339.fullmatch(instant.strip()):
             raise ValueError(f"{quoted(instant)} is not RFC 3339")
         return parse_instant(instant.strip())
     except ValueError as problem:
         raise BadSchedule(f"Nats-Schedule is '@at' and an instant: {problem}") from None
+
+
+def _nats_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:
+    if "Nats-Schedule" not in values:
+        return None
+    text = header_text(values["Nats-Schedule"])
+    if text.startswith("@at"):
+        return None
+    zone = header_text(values["Nats-Schedule-Time-Zone"]) if "Nats-Schedule-Time-Zone" in values else None
+    return Schedule(parse_rule(text, zone))
+
+
+def _activemq_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:
+    texts = {name: header_text(value) for name, value in values.items() if value not in (None, b"", b'""')}
+    cron = texts.pop("AMQ_SCHEDULED_CRON", "0")
+    asked = {name: text for name, text in texts.items() if text != "0"}
+    if cron != "0":
+        if asked:
+            # There, each time of the expression would begin a series.
+            raise ValueError(f"AMQ_SCHEDULED_CRON with {', '.join(sorted(asked))} is not followed")
+        return Schedule(parse_rule(cron))
+    if "AMQ_SCHEDULED_REPEAT" not in asked:
+        return None
+    period_ms = _number("AMQ_SCHEDULED_PERIOD")(asked.get("AMQ_SCHEDULED_PERIOD", "0").encode())
+    if not period_ms:
+        raise ValueError("AMQ_SCHEDULED_REPEAT needs AMQ_SCHEDULED_PERIOD")
+    # So many times more, or without end.
+    times = None if asked["AMQ_SCHEDULED_REPEAT"] == "-1" else 1 + whole_number(asked["AMQ_SCHEDULED_REPEAT"], 2**31)
+    return Schedule(Rule(interval_ms=period_ms), count=times)
 
 
 _BY_NAME = {
@@ -181,6 +229,10 @@ _BY_NAME = {
             ),
             refused=("AMQ_SCHEDULED_CRON",),
             refused_with_schedule=("AMQ_SCHEDULED_REPEAT",),
+            repeat=Repeat(
+                ("AMQ_SCHEDULED_CRON", "AMQ_SCHEDULED_REPEAT", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_DELAY"),
+                _activemq_repeat,
+            ),
         ),
         Preset(
             "etf1",
@@ -219,9 +271,10 @@ _BY_NAME = {
         ),
         Preset(
             "nats",
-            (ScheduleHeader("Nats-Schedule", Meaning.INSTANT, _nats_schedule),),
+            (ScheduleHeader("Nats-Schedule", Meaning.INSTANT, _nats_schedule, may_repeat=True),),
             target="Nats-Schedule-Target",
             refused_with_schedule=("Nats-Schedule-Source",),
+            repeat=Repeat(("Nats-Schedule", "Nats-Schedule-Time-Zone"), _nats_repeat),
         ),
         Preset(
             "rabbitmq",

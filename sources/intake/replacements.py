@@ -13,7 +13,7 @@ from sources.intake.header_columns import Headers, Rejections, flatten, one_arra
 from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, ask_table
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text
-from state.kinds import is_message
+from state.kinds import is_message, repeats
 from state.message import HEADERS
 from state.message_ids import ids_from_texts
 
@@ -52,7 +52,7 @@ def with_replacements(accepted: Accepted, batch_settings: BatchSettings, clock_m
     keys = ids_named(headers, REPLACES_HEADER, BadReplaces, own.num_rows, none)
     conditions = pa.array(_conditions(headers, own.num_rows, none), pa.string())
     requests = request_rows(own, keys, batch_settings, clock_ms)
-    asks = ask_table(requests, conditions=conditions, dues_ms=own.column("deliver_at_ms"))
+    asks = ask_table(requests, conditions=conditions, dues_ms=own.column("deliver_at_ms"), repeating=repeats(own))
     cleaned = accepted.without_headers(rows, (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER))
     return cleaned.with_requests(requests, asks)
 

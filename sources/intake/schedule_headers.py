@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from conf.errors import TwoDelays
 from conf.sections import HeaderSettings
+from sources.intake.repeats import parse_schedule
 from sources.intake.schedule import parse_delay_level, parse_deliver_after, parse_deliver_at, parse_deliver_to
+from state.repeats.schedule import REPEAT_HEADERS
 
 
 def schedule_headers(
@@ -41,6 +43,25 @@ def schedule_headers(
         if checked:
             parse_deliver_to(os.fsencode(to))
         headers.append((names.deliver_to, os.fsencode(to)))
+    return headers
+
+
+def repeat_headers(
+    rule: str | None = None,
+    zone: str | None = None,
+    until: str | None = None,
+    count: str | None = None,
+    missed: str | None = None,
+    checked: bool = True,
+) -> list[tuple[str, bytes]]:
+    """Return the headers of a message that repeats, by the arguments of the command line.
+
+    Only the job can check what depends on its policies. Raises BadRepeat, if `checked`.
+    """
+    given = zip(REPEAT_HEADERS, (rule, zone, until, count, missed), strict=True)
+    headers = [(name, os.fsencode(text)) for name, text in given if text is not None]
+    if headers and checked:
+        parse_schedule(dict(headers))
     return headers
 
 

@@ -39,6 +39,7 @@ class DelayPolicy:
     - `expiry_header`: the header that says until when a message is of use; none: ""
     - `names`: where the names of messages come from, as the policy `names` says (`state.names`)
     - `name_mode`: what becomes of a message if another one waits under its name, as the policy says
+    - `repeats`: whether messages may repeat, and `repeat_ms`: the shortest time between two occurrences
     """
 
     default_ms: int = 0
@@ -49,6 +50,8 @@ class DelayPolicy:
     names: str = "off"
     name_mode: str = "replace"
     most_waiting: int | None = None
+    repeats: bool = False
+    repeat_ms: int = 10_000
 
 
 # How many low bits of due times the index of sealed messages drops at least: 15 make time slots of 33 s. With fewer,
@@ -180,6 +183,8 @@ def _policy_from(policy: Policy) -> DelayPolicy:
         names=policy.names,
         name_mode=policy.name_mode,
         most_waiting=policy.max_waiting,
+        repeats=policy.repeats,
+        repeat_ms=policy.repeat_interval,
     )
 
 

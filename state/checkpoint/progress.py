@@ -24,7 +24,8 @@ class BatchSpan:
 
     The batch accepted the records of the topics `input_ids` from `starts` up to `ends`; an input partition that
     `starts` lacks begins at 0.
-    Cutoffs are epoch ms, and so is `previous_clock_ms`, the clock of the batch before. Both of a first batch's previous
+    Cutoffs are epoch ms, and so are `clock_ms`, its clock, and `previous_clock_ms`, that of the batch before.
+    Both of a first batch's previous
     instants are 0. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
 
     Each transaction stores a marker, and there may be thousands of input partitions. So it has the offsets once: the
@@ -39,6 +40,7 @@ class BatchSpan:
     ends: Offsets = field(default_factory=dict)
     input_ids: InputIds = field(default_factory=dict)
     previous_clock_ms: int = 0
+    clock_ms: int = 0
 
     @property
     def handed_over_below_ms(self) -> int:

@@ -92,6 +92,7 @@ def test_a_publishers_clock_may_be_ahead_even_with_the_longest_delay() -> None:
         ([("deliver-to", b"delayline-in")], errors.TopicNotAllowed),
         ([("deliver-to", b"new-orders")], errors.TopicUnknown),
         ([("x", bytes(1_000))], errors.MessageTooLarge),
+        ([("delayline-repeat", b"every 10m")], errors.BadRepeat),
         # Of two errors, the one about the delay is reported.
         ([("deliver-to", b"secret"), ("deliver-after", b"soon")], errors.BadDeliverAfter),
         ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], errors.BadDeliverTo),

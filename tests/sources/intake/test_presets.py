@@ -97,7 +97,7 @@ def test_a_preset_reads_where(preset: str, header: str) -> None:
         ("activemq", "_AMQ_SCHED_DELIVERY", b"%d" % (DUE_MS // 1_000), "is seconds by its size"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"%d" % DUE_MS, "1 to 8 bytes"),
         ("spring-retry", "retry_topic-backoff-timestamp", b"\xff" * 6, "1 to 8 bytes"),
-        ("nats", "Nats-Schedule", b"@every 5m", "repeating schedules are not supported"),
+        ("nats", "Nats-Schedule", b"@every 5m", "need the policy repeats"),
         ("nats", "Nats-Schedule", b"@at tomorrow", "'tomorrow' is not RFC 3339"),
         ("nats", "Nats-Schedule", b"@at 1798135200000", "is not RFC 3339"),
         ("rocketmq", "TIMER_DELIVER_MS", b"1798135200", "is seconds by its size"),

@@ -1,0 +1,250 @@
+"""Accepting messages that repeat: their rules, when the first occurrence is due, and the headers that it waits with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from conf.durations import format_duration
+from conf.errors import BadRepeat, BadTimestamp, DelayTooLong, Rejected
+from sources.intake.header_columns import Headers, Ints, Mask, Rejections
+from sources.intake.presets import Preset, Repeat
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.header_values import header_text, parse_instant, whole_number
+from state.message import HEADERS
+from state.names import named
+from state.repeats.rule import parse_rule
+from state.repeats.schedule import (
+    COUNT_HEADER,
+    MISSED,
+    MISSED_HEADER,
+    NUMBER_HEADER,
+    ONE,
+    REPEAT_HEADER,
+    REPEAT_HEADERS,
+    SCHEDULE_HEADER,
+    UNTIL_HEADER,
+    ZONE_HEADER,
+    Schedule,
+)
+from state.repeats.zones import zone_named
+
+# In April 1970, as in `sources.intake.due_times`.
+_LEAST_TIMESTAMP_MS = 10**10
+_MOST_SKEW_MS = 24 * 60 * 60 * 1000
+_MOST_COUNT = 2**31
+_OFF = f"{REPEAT_HEADER} has no meaning on this topic: the policy repeats is off"
+
+
+@dataclass
+class Repeats:
+    """The messages of a table that repeat, by row: their schedules, still without names.
+
+    `left_out` are the names of headers that these messages are kept without.
+    """
+
+    count: int
+    schedules: dict[int, Schedule] = field(default_factory=dict)
+    left_out: tuple[str, ...] = (*REPEAT_HEADERS, SCHEDULE_HEADER, NUMBER_HEADER)
+
+    @property
+    def rows(self) -> Mask:
+        """Which rows repeat."""
+        found: npt.NDArray[np.bool_] = np.zeros(self.count, dtype=bool)
+        found[list(self.schedules)] = True
+        return found
+
+    def first_due(
+        self,
+        dues: Ints,
+        decided: Mask,
+        timestamps: Ints,
+        batch_settings: BatchSettings,
+        policy: DelayPolicy,
+        clock_ms: int,
+        rejections: Rejections,
+    ) -> Ints:
+        """Return `dues`, with the instant of the first occurrence for each message that repeats, epoch ms.
+
+        By an interval that is when the message is due, or an interval after its timestamp if no header or policy has
+        `decided` that. By a cron expression it is the first instant then or later, or else after the timestamp.
+        """
+        most_ms = batch_settings.max_delay_ms if policy.most_ms is None else policy.most_ms
+        dues = dues.copy()
+        for row, schedule in self.schedules.items():
+            if row in rejections.errors:
+                continue
+            try:
+                published_ms = int(timestamps[row])
+                start_ms = int(dues[row]) if decided[row] else None
+                dues[row] = _first_ms(schedule, start_ms, published_ms, most_ms, clock_ms)
+            except Rejected as error:
+                rejections.reject(np.array([row]), error)
+        return dues
+
+    def kept_headers(
+        self, all_headers: pa.Array, topic: str, names: pa.Array, keeps_names: bool, rejected: Mapping[int, Rejected]
+    ) -> tuple[pa.Array, Ints]:
+        """Return the headers of all rows, those of schedules as they wait, and which rows these are.
+
+        `names` has the name of each message on the input `topic`, or null.
+        """
+        own = [row for row in self.schedules if row not in rejected]
+        if not own:
+            return all_headers, np.zeros(0, dtype=np.int64)
+        rows = np.array(own, dtype=np.int64)
+        changed = []
+        given = zip(
+            own, all_headers.take(pa.array(rows)).to_pylist(), names.take(pa.array(rows)).to_pylist(), strict=True
+        )
+        for row, headers, name in given:
+            schedule = self.schedules[row]
+            if name is not None:
+                schedule = Schedule(
+                    schedule.rule, schedule.until_ms, schedule.count, schedule.missed, named(topic, name), keeps_names
+                )
+            left = [each for each in headers or [] if each["key"] not in self.left_out]
+            left.append({"key": SCHEDULE_HEADER, "value": schedule.to_bytes()})
+            left.append({"key": NUMBER_HEADER, "value": b"1"})
+            changed.append(left)
+        places = np.arange(len(all_headers))
+        places[rows] = len(all_headers) + np.arange(len(rows))
+        both = pa.concat_arrays([all_headers.cast(HEADERS), pa.array(changed, HEADERS)])
+        return both.take(pa.array(places)), rows
+
+
+def find_repeats(
+    headers: Headers, count: int, policy: DelayPolicy, presets: Sequence[Preset], rejections: Rejections
+) -> Repeats:
+    """Return which of `count` records repeat, by Delayline's headers or else those that `presets` read."""
+    found = Repeats(count)
+    if {*REPEAT_HEADERS} & headers.names:
+        _own(found, headers, policy, rejections)
+    for preset in presets:
+        if preset.repeat is not None and policy.repeats:
+            _of_preset(found, preset, preset.repeat, headers, policy, rejections)
+    if found.schedules and policy.expiry_header:
+        rows, _ = headers.named(policy.expiry_header)
+        both = rows[found.rows[rows]]
+        error = BadRepeat(f"a message that repeats does not expire by {policy.expiry_header}: write {UNTIL_HEADER}")
+        rejections.reject(both, error)
+    return found
+
+
+def parse_schedule(values: Mapping[str, bytes | None]) -> Schedule:
+    """Return the schedule that the values of `REPEAT_HEADERS` write. Raises BadRepeat."""
+    if REPEAT_HEADER not in values:
+        raise BadRepeat(f"{next(iter(values))} has no meaning without {REPEAT_HEADER}")
+    at = REPEAT_HEADER
+    try:
+        zone = None
+        if ZONE_HEADER in values:
+            at = ZONE_HEADER
+            zone = header_text(values[ZONE_HEADER])
+            zone_named(zone)
+        at = REPEAT_HEADER
+        rule = parse_rule(header_text(values[REPEAT_HEADER]), zone)
+        until_ms, most, missed = None, None, ONE
+        if UNTIL_HEADER in values:
+            at = UNTIL_HEADER
+            until_ms = parse_instant(header_text(values[UNTIL_HEADER]))
+        if COUNT_HEADER in values:
+            at = COUNT_HEADER
+            most = whole_number(header_text(values[COUNT_HEADER]), _MOST_COUNT)
+            if not most:
+                raise ValueError("0 occurrences are none")
+        if MISSED_HEADER in values:
+            at = MISSED_HEADER
+            missed = header_text(values[MISSED_HEADER])
+            if missed not in MISSED:
+                raise ValueError(f"it is {', '.join(MISSED[:-1])} or {MISSED[-1]}")
+    except ValueError as problem:
+        raise BadRepeat(f"{at}: {problem}") from None
+    return Schedule(rule, until_ms, most, missed)
+
+
+def _own(found: Repeats, headers: Headers, policy: DelayPolicy, rejections: Rejections) -> None:
+    values: dict[int, dict[str, bytes | None]] = {}
+    for name in REPEAT_HEADERS:
+        rows, contents = headers.named(name)
+        counts = np.bincount(rows, minlength=found.count)
+        rejections.reject(np.flatnonzero(counts > 1), BadRepeat(f"a message may have one {name} header"))
+        for row, value in zip(rows.tolist(), contents.to_pylist(), strict=True):
+            values.setdefault(row, {})[name] = value
+    known: dict[tuple[tuple[str, bytes | None], ...], Schedule | Rejected] = {}
+    for row, own in values.items():
+        if row in rejections.errors:
+            continue
+        key = tuple(own.items())
+        if key not in known:
+            try:
+                known[key] = _allowed(parse_schedule(own), policy)
+            except Rejected as error:
+                known[key] = error
+        _add(found, row, known[key], rejections)
+
+
+def _of_preset(
+    found: Repeats, preset: Preset, repeat: Repeat, headers: Headers, policy: DelayPolicy, rejections: Rejections
+) -> None:
+    values: dict[int, dict[str, bytes | None]] = {}
+    for name in repeat.headers:
+        rows, contents = headers.named(name)
+        for row, value in zip(rows.tolist(), contents.to_pylist(), strict=True):
+            if row not in found.schedules:
+                values.setdefault(row, {})[name] = value
+    for row, own in values.items():
+        if row in rejections.errors:
+            continue
+        try:
+            schedule = repeat.parse(own)
+            if schedule is None:
+                continue
+            _add(found, row, _allowed(schedule, policy), rejections)
+        except ValueError as problem:
+            rejections.reject(np.array([row]), BadRepeat(f"a schedule of {preset.name}: {problem}"))
+        except Rejected as error:
+            rejections.reject(np.array([row]), error)
+    found.left_out = (*found.left_out, *repeat.headers)
+
+
+def _add(found: Repeats, row: int, schedule: Schedule | Rejected, rejections: Rejections) -> None:
+    if isinstance(schedule, Rejected):
+        rejections.reject(np.array([row]), schedule)
+    else:
+        found.schedules[row] = schedule
+
+
+def _allowed(schedule: Schedule, policy: DelayPolicy) -> Schedule:
+    """Return `schedule`. Raises BadRepeat if the policy does not allow it."""
+    if not policy.repeats:
+        raise BadRepeat(_OFF)
+    if schedule.rule.shortest_ms < policy.repeat_ms:
+        least, own = format_duration(policy.repeat_ms), format_duration(schedule.rule.shortest_ms)
+        raise BadRepeat(f"{schedule.rule} may come after {own}; the policy repeat_interval is {least}")
+    return schedule
+
+
+def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, most_ms: int, clock_ms: int) -> int:
+    """Return the instant of the first occurrence, epoch ms. `start_ms` is when the message is due, if that is decided.
+
+    Raises BadRepeat if there is none, BadTimestamp and DelayTooLong.
+    """
+    rule, longest = schedule.rule, format_duration(most_ms)
+    if start_ms is None and published_ms < _LEAST_TIMESTAMP_MS:
+        raise BadTimestamp("the schedule begins at the record's timestamp, which lies before May 1970: is it in ms?")
+    if rule.interval_ms is not None and rule.interval_ms > most_ms:
+        raise DelayTooLong(f"{rule} is more than the longest delay ({longest})")
+    if rule.interval_ms is None:
+        first_ms = rule.after(published_ms if start_ms is None else start_ms - 1)
+    else:
+        first_ms = published_ms + rule.interval_ms if start_ms is None else start_ms
+    if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
+        raise BadRepeat(f"{rule} has no occurrence before it ends")
+    if first_ms - published_ms > most_ms or first_ms - clock_ms > most_ms + _MOST_SKEW_MS:
+        raise DelayTooLong(f"the first occurrence of {rule} comes after more than the longest delay ({longest})")
+    return first_ms

@@ -1,0 +1,212 @@
+"""Messages that repeat: what their headers may say, when they are due first, and how they wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sources.intake.accept import accept
+from sources.intake.near import accept_near
+from state.cancel import ALWAYS, asks_of
+from state.checkpoint.batch_settings import DelayPolicy
+from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
+from state.kinds import repeats as repeat_mask
+from state.names import named
+from state.repeats.occurrences import waiting_in
+from state.repeats.rule import Rule
+from state.repeats.schedule import Occurrence, Schedule
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+CLOCK_MS = 1_798_000_000_000
+WRITTEN_MS = CLOCK_MS - 1_000
+TOPIC, RESULTS = "delayline-in", "delayline-results"
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+RULE = ("delayline-repeat", b"every 10m")
+POLICY = DelayPolicy(repeats=True)
+
+
+def settings(policy: DelayPolicy = POLICY, **changes: Any) -> Any:
+    return some_batch_settings(policy=policy, partitions=PARTITIONS | {RESULTS: 3}, **changes)
+
+
+def accepted(*pairs: tuple[str, bytes | None], policy: DelayPolicy = POLICY, **changes: Any) -> dict[str, Any]:
+    """Return the message that a record with these headers becomes, with its schedule in the column `schedule`."""
+    stamp = changes.pop("timestamp_ms", WRITTEN_MS)
+    row = {"timestamp_ms": stamp, "offset": 7, "headers": headers(*pairs), "key": b"k"}
+    found = accept(records([row]), settings(policy, **changes), CLOCK_MS).messages
+    message: dict[str, Any]
+    (message,) = found.slice(0, 1).to_pylist()
+    schedules = [] if message["kind"] != REPEATING else waiting_in(found.slice(0, 1))
+    return message | {"waiting": schedules[0] if schedules else None}
+
+
+def test_message_waits_with_its_schedule_in_place_of_the_headers_of_that() -> None:
+    found = accepted(("x", b"1"), RULE, ("delayline-repeat-count", b"3"), ("delayline-occurrence", b"99"), ("y", None))
+    schedule, occurrence, own = found["waiting"]
+    assert schedule == Schedule(Rule(interval_ms=10 * MINUTE), count=3)
+    assert occurrence == Occurrence(1, WRITTEN_MS + 10 * MINUTE)
+    assert own == headers(("x", b"1"), ("y", None))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "due_ms"),
+    [
+        ([RULE], WRITTEN_MS + 10 * MINUTE),
+        ([RULE, ("deliver-after", b"5s")], WRITTEN_MS + 5_000),
+        ([RULE, ("deliver-after", b"0")], WRITTEN_MS),
+        ([RULE, ("deliver-at", b"%d" % (CLOCK_MS + DAY))], CLOCK_MS + DAY),
+        # By an expression: the first instant then, or later. The clock shows a time in December 2026.
+        ([("delayline-repeat", b"0 0 1 1 *")], 1_798_761_600_000),
+        ([("delayline-repeat", b"0 0 1 1 *"), ("deliver-at", b"1798761600000")], 1_798_761_600_000),
+        ([("delayline-repeat", b"0 0 1 1 *"), ("delayline-repeat-zone", b"Europe/Berlin")], 1_798_758_000_000),
+    ],
+)
+def test_first_occurrence(pairs: list[tuple[str, bytes]], due_ms: int) -> None:
+    assert accepted(*pairs)["deliver_at_ms"] == due_ms
+
+
+def test_default_delay_is_not_for_messages_that_repeat() -> None:
+    policy = DelayPolicy(repeats=True, default_ms=HOUR)
+    assert accepted(RULE, policy=policy)["deliver_at_ms"] == WRITTEN_MS + 10 * MINUTE
+    fixed = DelayPolicy(repeats=True, fixed_ms=HOUR)
+    assert accepted(RULE, policy=fixed)["deliver_at_ms"] == WRITTEN_MS + HOUR
+
+
+@pytest.mark.parametrize(
+    ("pairs", "code", "why"),
+    [
+        ([RULE, RULE], "bad-repeat", "one delayline-repeat"),
+        ([("delayline-repeat", None)], "bad-repeat", "no value"),
+        ([("delayline-repeat", b"")], "bad-repeat", "interval"),
+        ([("delayline-repeat", b"\xff\xfe\xfd")], "bad-repeat", "UTF-8"),
+        ([("delayline-repeat", b"soon")], "bad-repeat", "interval"),
+        ([("delayline-repeat", b"every 9s")], "bad-repeat", "repeat_interval"),
+        ([("delayline-repeat", b"*/5 * * * * *")], "bad-repeat", "repeat_interval"),
+        ([("delayline-repeat", b"0 0 31 2 *")], "bad-repeat", "cron"),
+        ([("delayline-repeat", b"0 0 */31 * 1#2")], "bad-repeat", "never"),
+        ([("delayline-repeat", b"every 100000w")], "delay-too-long", "longest"),
+        ([("delayline-repeat", b"x" * 1_000_000)], "bad-repeat", "1000000 bytes"),
+        ([RULE, ("delayline-repeat-zone", b"UTC")], "bad-repeat", "no time zone"),
+        ([("delayline-repeat", b"0 9 * * *"), ("delayline-repeat-zone", b"Mars/Base")], "bad-repeat", "zone"),
+        ([RULE, ("delayline-repeat-count", b"0")], "bad-repeat", "count"),
+        ([RULE, ("delayline-repeat-count", b"-1")], "bad-repeat", "count"),
+        ([RULE, ("delayline-repeat-count", b"many")], "bad-repeat", "count"),
+        ([RULE, ("delayline-repeat-until", b"2020-01-01T00:00:00Z")], "bad-repeat", "no occurrence"),
+        ([RULE, ("delayline-repeat-until", b"tomorrow")], "bad-repeat", "until"),
+        ([RULE, ("delayline-repeat-missed", b"some")], "bad-repeat", "missed"),
+        ([("delayline-repeat-count", b"3")], "bad-repeat", "without delayline-repeat"),
+        ([("Delayline-Repeat", b"every 10m")], "header-case", "delayline-repeat"),
+        ([RULE, ("deliver-after", b"soon")], "bad-deliver-after", "duration"),
+        ([RULE, ("deliver-after", b"9999d")], "delay-too-long", "limits.max_delay"),
+    ],
+)
+def test_what_cannot_be_followed_is_a_dead_letter(pairs: list[tuple[str, bytes]], code: str, why: str) -> None:
+    found = accepted(*pairs)
+    assert (found["kind"], found["error_code"]) == (DEAD_LETTER, code)
+    assert why in found["error_text"]
+    assert found["headers"] == headers(*pairs), "whole, so that it can be resent"
+
+
+def test_policy_is_off_by_default() -> None:
+    found = accepted(RULE, policy=DelayPolicy())
+    assert (found["error_code"], "policy repeats" in found["error_text"]) == ("bad-repeat", True)
+
+
+def test_no_end_is_too_late_and_no_count_too_large() -> None:
+    found = accepted(RULE, ("delayline-repeat-until", b"9999-12-31T23:59:59Z"), ("delayline-repeat-count", b"9" * 500))
+    assert found["waiting"].schedule.count == 2**31
+
+
+def test_timestamp_that_is_none_is_no_start() -> None:
+    assert accepted(RULE, timestamp_ms=1_798_000_000)["error_code"] == "bad-timestamp"
+    assert accepted(RULE, timestamp_ms=WRITTEN_MS * 1000)["error_code"] == "delay-too-long"
+    # Written when its batch began.
+    assert accepted(RULE, timestamp_ms=-1)["deliver_at_ms"] == CLOCK_MS + 10 * MINUTE
+
+
+def test_message_with_a_name_has_it_in_its_schedule_and_asks_for_what_has_it() -> None:
+    policy = DelayPolicy(repeats=True, names="key")
+    row = {"timestamp_ms": WRITTEN_MS, "headers": headers(RULE, ("x", b"1")), "key": b"order 7"}
+    messages, asks = accept(records([row]), settings(policy), CLOCK_MS)
+    message, request = messages.to_pylist()
+    assert (message["kind"], request["kind"]) == (REPEATING, REQUEST)
+    assert waiting_in(messages.slice(0, 1))[0].schedule.name == named(TOPIC, b"order 7")
+    assert request["headers"] == headers(("x", b"1")), "an answer has what the publisher sent"
+    assert [(ask.condition, ask.deliver_at_ms) for ask in asks_of(asks)] == [(ALWAYS, WRITTEN_MS + 10 * MINUTE)]
+
+
+def test_expiry_is_not_for_messages_that_repeat() -> None:
+    policy = DelayPolicy(repeats=True, expiry_header="ce_expirytime")
+    found = accepted(RULE, ("ce_expirytime", b"2099-01-01T00:00:00Z"), policy=policy)
+    assert (found["error_code"], "delayline-repeat-until" in found["error_text"]) == ("bad-repeat", True)
+
+
+def test_forwarders_leave_messages_that_repeat_to_the_batches() -> None:
+    rows = [{"timestamp_ms": WRITTEN_MS, "offset": 0, "headers": headers(RULE, ("deliver-after", b"1s"))}]
+    rows.append({"timestamp_ms": WRITTEN_MS, "offset": 1, "headers": headers(("deliver-after", b"1s"))})
+    near = accept_near(records(rows), settings(), CLOCK_MS, CLOCK_MS + MINUTE)
+    assert near.messages.column("offset").to_pylist() == [1]
+    assert not repeat_mask(near.messages).any()
+    assert near.is_urgent
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rule", "count", "due_ms"),
+    [
+        ([("Nats-Schedule", b"@every 5m")], Rule(interval_ms=5 * MINUTE), None, WRITTEN_MS + 5 * MINUTE),
+        ([("Nats-Schedule", b"@yearly")], Rule(cron="0 0 1 1 *"), None, 1_798_761_600_000),
+        (
+            [("Nats-Schedule", b"0 0 0 1 1 *"), ("Nats-Schedule-Time-Zone", b"Europe/Berlin")],
+            Rule(cron="0 0 0 1 1 *", zone="Europe/Berlin"), None, 1_798_758_000_000,
+        ),
+        ([("AMQ_SCHEDULED_CRON", b"0 0 1 1 *")], Rule(cron="0 0 1 1 *"), None, 1_798_761_600_000),
+        (
+            [("AMQ_SCHEDULED_PERIOD", b"60000"), ("AMQ_SCHEDULED_REPEAT", b"9"), ("AMQ_SCHEDULED_DELAY", b"5000")],
+            Rule(interval_ms=MINUTE), 10, WRITTEN_MS + 5_000,
+        ),
+        (
+            [("AMQ_SCHEDULED_PERIOD", b"60000"), ("AMQ_SCHEDULED_REPEAT", b"-1")],
+            Rule(interval_ms=MINUTE), None, WRITTEN_MS + MINUTE,
+        ),
+    ],
+)  # fmt: skip
+def test_schedules_of_other_schedulers_are_followed(
+    pairs: list[tuple[str, bytes]], rule: Rule, count: int | None, due_ms: int
+) -> None:
+    found = accepted(("x", b"1"), *pairs, presets={TOPIC: ("nats", "activemq")})
+    assert found["error_text"] is None
+    assert found["waiting"].schedule == Schedule(rule, count=count)
+    assert found["deliver_at_ms"] == due_ms
+    assert found["waiting"].headers == headers(("x", b"1")), "published again, it would repeat a second time"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "code"),
+    [
+        ([("Nats-Schedule", b"@every 1s")], "bad-repeat"),
+        ([("Nats-Schedule", b"@reboot")], "bad-repeat"),
+        ([("Nats-Schedule", b"@every 5m"), ("Nats-Schedule-Time-Zone", b"UTC")], "bad-repeat"),
+        ([("AMQ_SCHEDULED_CRON", b"0 9 * * *"), ("AMQ_SCHEDULED_DELAY", b"5000")], "bad-repeat"),
+        ([("AMQ_SCHEDULED_REPEAT", b"3"), ("AMQ_SCHEDULED_DELAY", b"5000")], "bad-repeat"),
+        ([("AMQ_SCHEDULED_CRON", b"every day")], "bad-repeat"),
+        ([("AMQ_SCHEDULED_PERIOD", b"60000"), ("AMQ_SCHEDULED_REPEAT", b"often")], "bad-repeat"),
+    ],
+)
+def test_schedules_of_others_that_cannot_be_followed(pairs: list[tuple[str, bytes]], code: str) -> None:
+    assert accepted(*pairs, presets={TOPIC: ("nats", "activemq")})["error_code"] == code
+
+
+def test_other_schedules_are_what_they_were() -> None:
+    presets = {TOPIC: ("nats", "activemq")}
+    at = ("Nats-Schedule", b"@at 2027-01-01T00:00:00Z")
+    found = accepted(at, presets=presets)
+    assert (found["kind"], found["deliver_at_ms"], found["headers"]) == (MESSAGE, 1_798_761_600_000, headers(at))
+    found = accepted(("AMQ_SCHEDULED_PERIOD", b"60000"), ("AMQ_SCHEDULED_REPEAT", b"0"), presets=presets)
+    assert (found["kind"], found["deliver_at_ms"]) == (MESSAGE, WRITTEN_MS + MINUTE)
+    off = accepted(("Nats-Schedule", b"@every 5m"), presets=presets, policy=DelayPolicy())
+    assert (off["error_code"], "policy repeats" in off["error_text"]) == ("bad-schedule", True)
+    assert (
+        accepted(("AMQ_SCHEDULED_CRON", b"0 9 * * *"), presets=presets, policy=DelayPolicy())["error_code"]
+        == "bad-schedule"
+    )
