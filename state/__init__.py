@@ -6,7 +6,7 @@ batches. `sources` make messages and `sinks` take them. Both import this package
 Read `message`, `kinds` (what a row of messages is), `message_ids`, `order`, `shards`, `group_keys` and `chunk_merge`,
 then the packages `buckets`, `checkpoint` and `index`, and last `header_values` (numbers and instants in headers),
 `dead_letter` (the headers of a dead letter), `stub` (a dead letter without its record's value), `cancel` (what asks ask
-for), `answers` (to asks), `reasons` (of answers), `names` (what publishers call messages), `name_holders` (names when
-records are accepted again), `recalled` (what release processes recall), `due_spans` (counts of messages by when they
-are due), `claims` and `taken` (which records forwarders take).
+for), `answers` (to asks), `reasons` (of answers), `names` (what publishers call messages), `repeats` (messages that
+repeat), `name_holders` (names when records are accepted again), `recalled` (what release processes recall), `due_spans`
+(counts of messages by when they are due), `claims` and `taken` (which records forwarders take).
 """

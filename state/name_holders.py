@@ -33,7 +33,7 @@ _ROWS = 10_000
 
 
 class _Holder(NamedTuple):
-    """A row of `HOLDER_SCHEMA`."""
+    """A row of `HOLDER_SCHEMA`, and what is known of it."""
 
     name: bytes
     topic: str
@@ -44,6 +44,8 @@ class _Holder(NamedTuple):
     keeps: bool
     bucket: int
     is_left: bool
+    # Whether the table had the row.
+    is_stored: bool = False
 
 
 def settled(
@@ -102,6 +104,7 @@ def _holders(batches: Iterable[pa.RecordBatch], origin: CheckpointOrigin) -> Ite
     for batch in batches:
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             holder = _Holder(*row)
+            holder = holder._replace(is_stored=holder.bucket < origin.overdue_bucket)
             if holder.offset < origin.offsets.get(holder.topic, {}).get(str(holder.partition), 0):
                 yield holder
 
@@ -167,13 +170,15 @@ def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
 
 
 def _merged(one: _Holder, other: _Holder) -> _Holder:
-    # Of a message that is accepted again its present due time counts, and of others that in the table.
-    due = min(one, other, key=lambda holder: (not holder.is_left, holder.bucket))
+    # Of a message that is accepted again its present due time counts, and of others that in the table: the last one of
+    # a message that repeats. Of the records that are read again, present clocks alone tell when they were due.
+    due = max(one, other, key=lambda holder: (holder.is_left, holder.is_stored, holder.deliver_at_ms))
     return due._replace(
         until_ms=max(one.until_ms, other.until_ms),
         keeps=one.keeps or other.keeps,
         bucket=min(one.bucket, other.bucket),
         is_left=one.is_left or other.is_left,
+        is_stored=one.is_stored or other.is_stored,
     )
 
 

@@ -38,7 +38,7 @@ from state.message_ids import Ids
 from state.order import ORDER
 
 METADATA_COLUMNS = (
-    "part", "bucket", "shard", "segment", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes",
+    "part", "bucket", "shard", "segment", "deliver_at_ms", "max_deliver_at_ms", "count", "bytes", "repeats",
 )  # fmt: skip
 _DUES = ("deliver_at_ms", "max_deliver_at_ms")
 _CHUNK_COLUMNS = (*ORDER, "part", "bucket", "shard", "segment", "max_deliver_at_ms", "count", "chunk")
@@ -185,6 +185,12 @@ class BucketTable(DeltaStore):
         chunks = self.chunks(spans[0][0], spans[-1][1] + 1, parts, buckets, version)
         conditions = (f"(deliver_at_ms <= {last} AND max_deliver_at_ms >= {first})" for first, last in spans)
         return chunks.where(" OR ".join(conditions))
+
+    def repeating_chunks(self) -> DataFrame:
+        """Return the chunks that have messages which repeat. The columns are bucket and chunk."""
+        rows = self.all_rows()
+        chunks = rows.where(f"repeats > 0 AND NOT {IS_METADATA}").where(is_live(_markers(rows)))
+        return chunks.select("bucket", "chunk")
 
     def files(self) -> list[Row]:
         """Return the files with rows of live parts, as this process saw the table last: path, part, and stats.

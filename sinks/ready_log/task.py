@@ -17,6 +17,7 @@ from sinks.ready_log.writer_host import Sent, hand_over_by_host
 from state.answers import ANSWER_SCHEMA, answered
 from state.cancel import without_cancelled
 from state.chunk_merge import merge
+from state.kinds import repeats
 from state.message import decode_chunk
 from state.message_ids import Ids
 from state.order import OrderKey, keys_of
@@ -93,11 +94,22 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for key, shard, from_ms, until_ms, chunk in zip(keys_of(batch), *columns, strict=True):
-            messages = decode_chunk(chunk)
-            if from_ms is not None:
-                dues = messages.column("deliver_at_ms").to_numpy()
-                start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
-                messages = without_cancelled(messages.slice(start, end - start), cancels.cancelled)
-            else:
-                messages = answered(without_cancelled(messages, cancels.left_out), cancels.answers)
+            messages = handed_over_of(decode_chunk(chunk), from_ms, until_ms, cancels)
+            # Their occurrences are in chunks of their own.
+            if (repeating := repeats(messages)).any():
+                messages = messages.filter(pa.array(~repeating))
+            if from_ms is None:
+                messages = answered(messages, cancels.answers)
             yield shard, key, messages
+
+
+def handed_over_of(messages: pa.Table, from_ms: int | None, until_ms: int | None, cancels: Cancels) -> pa.Table:
+    """Return those of the `messages` of a chunk that a batch hands over: due in [from_ms, until_ms), or all.
+
+    What `cancels` takes out is left out.
+    """
+    if from_ms is None or until_ms is None:
+        return without_cancelled(messages, cancels.left_out)
+    dues = messages.column("deliver_at_ms").to_numpy()
+    start, end = np.searchsorted(dues, [from_ms, until_ms]).tolist()
+    return without_cancelled(messages.slice(start, end - start), cancels.cancelled)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sinks.release.records import message_ids
 from state.answers import count_results
-from state.kinds import ANSWER, is_message, kinds_of
+from state.kinds import ANSWER, is_delivered, kinds_of
 from state.message_ids import ID
 
 # The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
@@ -75,7 +75,7 @@ class ReleaseCounts:
 
     def _due(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.Table:
         """Return what is delivered of `messages`, and count the others: answers and dead letters."""
-        is_due = is_message(messages)
+        is_due = is_delivered(messages)
         # Nearly always, and then nothing needs a copy.
         if not replaced and is_due.all():
             return messages

@@ -20,7 +20,7 @@ from conf.settings import Settings
 from conf.topic_tables import Policy
 from sinks.release.records import Record, record_due_ms, record_id, records
 from state.header_values import header_text, parse_instant
-from state.kinds import MESSAGE, kinds_of
+from state.kinds import MESSAGE, OCCURRENCE, kinds_of
 from state.message_ids import parse_id
 
 
@@ -47,7 +47,7 @@ class Expiry:
     @staticmethod
     def may_expire(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return which messages can expire at all: somebody has just asked for one that is made due at once."""
-        return np.asarray(kinds_of(batch) == MESSAGE)
+        return np.isin(kinds_of(batch), (MESSAGE, OCCURRENCE))
 
     def doubted(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
         """Return which messages may be expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`.

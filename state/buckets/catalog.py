@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sortedcontainers import SortedKeyList
 
+from state.buckets.parts import following_part, sealed_part
 from state.buckets.segments import Segment
 
 
@@ -34,6 +35,11 @@ class SegmentCatalog:
         return sum(segment.count for segment in self._by_start)
 
     @property
+    def may_repeat(self) -> bool:
+        """Whether any of the messages in the live segments repeats, including those already handed over."""
+        return any(segment.repeats for segment in self._by_start)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the segments' values, without their containers; each part's name counts once."""
         return metadata_bytes(self._by_start)
@@ -41,10 +47,17 @@ class SegmentCatalog:
     def add(self, segments: Iterable[Segment]) -> list[Segment]:
         """Add the segments of whole buckets, and return the new ones.
 
-        A bucket that is known already keeps its segments: a batch was replayed that had sealed it.
+        A bucket that is known already keeps its segments: a batch was replayed that had sealed it. But what follows
+        occurrences may be new: that is stored later.
         """
-        known = set(self._buckets)
-        new = {(each.bucket, each.shard, each.segment): each for each in segments if each.bucket not in known}
+        several = list(segments)
+        parts = {each.bucket: {known.part for known in self._buckets.get(each.bucket, {}).values()} for each in several}
+        new = {
+            (each.bucket, each.shard, each.segment): each
+            for each in several
+            if not parts[each.bucket]
+            or (each.part == following_part(each.bucket) and parts[each.bucket] == {sealed_part(each.bucket)})
+        }
         for segment in new.values():
             self._buckets.setdefault(segment.bucket, {})[segment.shard, segment.segment] = segment
         self._by_start.update(new.values())

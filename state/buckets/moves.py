@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from state.buckets.operator import DUE, FILLER, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import DUE_NOW, KIND, is_message, kinds_of
+from state.kinds import DUE_NOW, KIND, is_message, kinds_of, repeats
 from state.message import decode_chunk, with_due_times
 from state.message_ids import ID_SCHEMA, among, ids_in, places_in, rows_among, table_of
 from state.order import in_order
@@ -127,9 +127,9 @@ class _Moves:
         self._terms = {source: (dues[own], at_once[own]) for source, own in rows.items()}
 
     def among(self, messages: pa.Table) -> np.ndarray:
-        """Return which of `messages` are moved. Dead letters and requests never are, even if they have such an id."""
+        """Return which of `messages` are moved. Never dead letters, requests or messages that repeat, by any id."""
         named = among(messages, self._ids)
-        return named & is_message(messages) if named.any() else named
+        return named & is_message(messages) & ~repeats(messages) if named.any() else named
 
     def taken(self, messages: pa.Table) -> pa.Table | None:
         """Return those of `messages` that are moved, with their new due times and the column at_once; None if none."""

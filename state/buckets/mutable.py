@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from conf.errors import InvariantViolated
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import is_message
+from state.kinds import is_message, repeats
 from state.message import empty_messages
 from state.message_ids import NO_IDS, Ids, among
 from state.order import in_order
@@ -50,7 +50,8 @@ def advance(
     """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold.
 
     No message that has one of the ids `replacements` is kept: the batch may refuse it, and what is kept cannot be taken
-    back. Neither are those in `undecided`, which were taken out of the bucket or the arrivals.
+    back. Neither are those in `undecided`, which were taken out of the bucket or the arrivals, nor those that repeat:
+    the batch that stages them finds them in the table.
     """
     arrivals, apart = _divided(arrivals, replacements)
     apart += undecided
@@ -101,10 +102,8 @@ def take_out(tables: list[pa.Table], ids: Ids) -> TakenOut:
 
 
 def _divided(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], list[pa.Table]]:
-    """Return the messages that have none of `ids`, and the others."""
-    if not ids:
-        return tables, []
-    named = [among(table, ids) for table in tables]
+    """Return the messages that have none of `ids` and do not repeat, and the others."""
+    named = [among(table, ids) | repeats(table) for table in tables]
     rows = list(zip(tables, named, strict=True))
     apart = [table.filter(pa.array(own)) for table, own in rows if own.any()]
     return [table.filter(pa.array(~own)) for table, own in rows], apart

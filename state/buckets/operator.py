@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, pass_by, take_out
+from state.buckets.parts import following_part
 from state.buckets.segments import Segment, cut, segment_of
 from state.cancel import ASK_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.due_spans import due_runs, encode_runs
 from state.group_keys import overflow_of
 from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
-from state.kinds import is_message
+from state.kinds import is_message, repeats
 from state.message import decode_chunk, empty_messages, encode_chunk, split_by_bytes
 from state.message_ids import ID, NO_IDS
 from state.order import key_of
@@ -44,6 +45,8 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
         pa.field("bytes", pa.int64()),
+        # How many of the messages are occurrences of messages that repeat.
+        pa.field("repeats", pa.int64()),
         # Sealed segments and what is kept, as JSON: how many messages are of each input topic whose number is limited.
         pa.field("by_topic", pa.string()),
         # What is kept: how many messages of each input topic the group has accepted, as JSON.
@@ -58,19 +61,23 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 )
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
-# The chunks of `ASKED` rows are of `ASK_SCHEMA`. Those of `TAKEN_OUT` rows have the columns `ID` and `deliver_at_ms`.
-# What was taken out is in no other row, except for messages that any ask wants to be due at once.
+# The chunks of `ASKED` rows are of `ASK_SCHEMA`. Those of `TAKEN_OUT` rows have the columns `TAKEN_OUT_COLUMNS`.
+# What was taken out is in no other row, except for messages that any ask wants to be due at once. The chunks of `NAMED`
+# rows are names that messages have from now on (`state.names.NAMED_SCHEMA`).
 DUE, SEALED, KEPT, ASKED, TAKEN_OUT, FILLER = "due", "sealed", "kept", "asked", "taken-out", "filler"
+NAMED = "named"
+TAKEN_OUT_COLUMNS = (*ID, "deliver_at_ms", "kind")
 
 # Of how many bytes of messages Spark may collect the rows.
 FILLED_BYTES = 32 * 1024 * 1024
 # Rows are copied whole between the JVM and Python, so a row must not grow with the batch. And the hand-over holds all
 # chunks in memory that overlap in due time: of a batch of large messages one from each overflow group, or all of them.
 _DUE_CHUNK_BYTES = 1024 * 1024
-# Segment numbers of each overflow group, and before them of the shard's own group. Of these the second half is for
-# messages that are moved (`state.buckets.moves`).
+# Segment numbers of each overflow group, and before them of the shard's own group. Of these the third quarter is for
+# messages that are moved (`state.buckets.moves`), and the last one for occurrences (`state.repeats.occurrences`).
 _NUMBERS_A_GROUP = 1 << 20
 _NUMBERS_BEFORE_MOVED = _NUMBERS_A_GROUP // 2
+_NUMBERS_BEFORE_FOLLOWING = _NUMBERS_BEFORE_MOVED + _NUMBERS_A_GROUP // 4
 
 StateFunction = Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
@@ -102,7 +109,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         if asked:
             taken_out = take_out([waiting, *chunks], ids_from(asked))
             waiting, *chunks = taken_out.left
-            passed_on += _table_rows(TAKEN_OUT, [taken_out.found.select([*ID, "deliver_at_ms"])], shard, cutoff_ms)
+            passed_on += _table_rows(TAKEN_OUT, [taken_out.found.select(TAKEN_OUT_COLUMNS)], shard, cutoff_ms)
             # Whether these are cancelled, or due now, the batch decides. All others are cancelled for good.
             undecided = taken_out.found_among(ids_from(each.filter(each.column("delivers")) for each in asked))
         if passed_on:
@@ -139,17 +146,35 @@ class ShardRows:
     """Makes the rows of `SHARD_OUTPUT_SCHEMA` for messages of one group, which are in delivery order."""
 
     def __init__(
-        self, batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int, first_segment: int
+        self,
+        batch_settings: BatchSettings,
+        bucket: int,
+        shard: int,
+        cutoff_ms: int,
+        first_segment: int,
+        most_segments: int = _NUMBERS_BEFORE_MOVED,
+        part: str = "",
     ) -> None:
-        """Take what all rows say alike; segments are numbered from `first_segment` on."""
+        """Take what all rows say alike. At most `most_segments` segments are numbered from `first_segment` on.
+
+        `part` is the name of another part of the bucket.
+        """
         self._batch_settings, self._bucket, self._shard = batch_settings, bucket, shard
-        self._next, self._end = first_segment, first_segment + _NUMBERS_BEFORE_MOVED
+        self._next, self._end, self._part = first_segment, first_segment + most_segments, part
         self._base = {**_FILLER, "shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket}
 
     @staticmethod
     def of_moved(batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int) -> ShardRows:
         """Return that of messages which are moved."""
-        return ShardRows(batch_settings, bucket, shard, cutoff_ms, _NUMBERS_BEFORE_MOVED)
+        most = _NUMBERS_BEFORE_FOLLOWING - _NUMBERS_BEFORE_MOVED
+        return ShardRows(batch_settings, bucket, shard, cutoff_ms, _NUMBERS_BEFORE_MOVED, most)
+
+    @staticmethod
+    def of_occurrences(batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int) -> ShardRows:
+        """Return that of occurrences that a batch stages, and of those that follow them."""
+        most = _NUMBERS_A_GROUP - _NUMBERS_BEFORE_FOLLOWING
+        part = following_part(bucket)
+        return ShardRows(batch_settings, bucket, shard, cutoff_ms, _NUMBERS_BEFORE_FOLLOWING, most, part)
 
     def due(self, messages: pa.Table) -> Iterator[dict[str, Any]]:
         """Yield rows of due messages."""
@@ -159,11 +184,9 @@ class ShardRows:
 
     def sealed(self, messages: pa.Table) -> Iterator[dict[str, Any]]:
         """Yield rows of sealed messages: a segment each."""
-        for segment, own in cut(messages, self._bucket, self._shard, self._batch_settings, self._next):
+        for segment, own in cut(messages, self._bucket, self._shard, self._batch_settings, self._next, self._part):
             if segment.segment >= self._end:
-                raise InvariantViolated(
-                    f"a group of shard {self._shard} has more than {_NUMBERS_BEFORE_MOVED} segments"
-                )
+                raise InvariantViolated(f"a group of shard {self._shard} has segments up to {segment.segment}")
             self._next = segment.segment + 1
             yield self._segment(segment, own)
 
@@ -173,6 +196,10 @@ class ShardRows:
         dues = encode_runs(due_runs(messages.column("deliver_at_ms").to_numpy(), clock_ms))
         own = {**_bounds(messages), "by_topic": by_topic, "accepted": accepted, "chunk": dues}
         return {**self._base, "kind": KEPT, **own}
+
+    def named(self, names: pa.Table) -> dict[str, Any]:
+        """Return the row of `names` (`state.names.NAMED_SCHEMA`)."""
+        return {**self._base, "kind": NAMED, "count": names.num_rows, "chunk": encode_chunk(names)}
 
     def without(self, row: Mapping[str, Any], left: pa.Table) -> Iterator[dict[str, Any]]:
         """Yield in place of `row`, of due or of sealed messages, that of those which are `left`: one at least."""
@@ -240,4 +267,5 @@ def _bounds(messages: pa.Table) -> dict[str, int]:
         "max_deliver_at_ms": last,
         "count": messages.num_rows,
         "bytes": messages.nbytes,
+        "repeats": int(repeats(messages).sum()),
     }

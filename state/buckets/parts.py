@@ -1,6 +1,8 @@
 """Parts: the units in which sealed buckets are stored, each deleted whole once all of its messages are handed over.
 
-A bucket that a batch seals is one part. A merged bucket has a part for each slice of due time, which the merge commits
+A bucket that a batch seals is one part, and another one if it has staged messages that repeat: their next occurrences
+are stored in a commit of their own (`state.repeats.occurrences`).
+A merged bucket has a part for each slice of due time, which the merge commits
 one by one; it is live once its marker is committed, together with the removal of the buckets that it replaces.
 
 In the table, the Delta partition column `part` has the name of a part with a prefix: the part's chunks and its metadata
@@ -84,6 +86,11 @@ class MergeName(NamedTuple):
 def sealed_part(bucket: int) -> str:
     """Return the name of the only part of a bucket that a batch sealed."""
     return f"{bucket:012d}"
+
+
+def following_part(bucket: int) -> str:
+    """Return the name of the part of a bucket that has the next occurrences of messages that repeat."""
+    return f"{sealed_part(bucket)}.following"
 
 
 def chunks_of(part: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from state.buckets.parts import sealed_part
 from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import repeats
 from state.stub import HEADER_BYTES
 
 # The shard of a segment whose messages belong to several shards, as those of a merged bucket do.
@@ -30,7 +31,8 @@ class Segment:
 
     `bucket` is the number of the batch that sealed it, counted on through all checkpoints of the application; a merged
     bucket has the number of the newest one in it, and its segments have the shard `ANY_SHARD`. `part` names the part
-    that stores it (`state.buckets.parts`). Instants are epoch ms, and `max_deliver_at_ms` is inclusive. The entries of
+    that stores it (`state.buckets.parts`), and `repeats` says how many of its messages repeat.
+    Instants are epoch ms, and `max_deliver_at_ms` is inclusive. The entries of
     the message-id index are stored beside this metadata (`state.buckets.table_rows`); the driver never holds them.
     """
 
@@ -42,6 +44,7 @@ class Segment:
     max_deliver_at_ms: int
     count: int
     bytes: int
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         # Many segments share a part; interning stores its name once.
@@ -102,7 +105,7 @@ class SegmentCutter:
             if keep_last and end == len(due):
                 self._open = [rows]
                 return
-            yield self._describe(due[start:end], int(sizes[start:end].sum())), rows
+            yield self._describe(due[start:end], int(sizes[start:end].sum()), int(repeats(rows).sum())), rows
             start = end
 
     def _end(self, sizes: np.ndarray, start: int) -> int:
@@ -110,7 +113,7 @@ class SegmentCutter:
         fitting = int(np.searchsorted(np.cumsum(largest), self._batch_settings.bucket_max_bytes, side="right"))
         return start + max(1, fitting)
 
-    def _describe(self, due: np.ndarray, size: int) -> Segment:
+    def _describe(self, due: np.ndarray, size: int, repeating: int) -> Segment:
         return Segment(
             bucket=self._bucket,
             shard=self._shard,
@@ -120,11 +123,12 @@ class SegmentCutter:
             max_deliver_at_ms=int(due[-1]),
             count=len(due),
             bytes=size,
+            repeats=repeating,
         )
 
 
 def cut(
-    sealed: pa.Table, bucket: int, shard: int, batch_settings: BatchSettings, first_number: int = 0
+    sealed: pa.Table, bucket: int, shard: int, batch_settings: BatchSettings, first_number: int = 0, part: str = ""
 ) -> Iterator[tuple[Segment, pa.Table]]:
     """Cut `sealed` into segments of the bucket's only part, and yield each one's metadata and messages.
 
@@ -134,8 +138,9 @@ def cut(
         shard: the shard of all messages
         batch_settings: has the limits of a segment
         first_number: the number of the first segment, from which they are counted on
+        part: the name of another part of the bucket
     """
-    cutter = SegmentCutter(bucket, shard, sealed_part(bucket), count(first_number), batch_settings)
+    cutter = SegmentCutter(bucket, shard, part or sealed_part(bucket), count(first_number), batch_settings)
     yield from cutter.cut([sealed])
 
 
@@ -159,6 +164,7 @@ def segment_of(messages: pa.Table, bucket: int, shard: int, number: int, part: s
         max_deliver_at_ms=due[-1].as_py(),
         count=messages.num_rows,
         bytes=int(row_bytes(messages).sum()),
+        repeats=int(repeats(messages).sum()),
     )
 
 

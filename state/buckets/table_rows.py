@@ -15,6 +15,7 @@ import pyarrow as pa
 from state.buckets.parts import chunks_of, metadata_of, part_of
 from state.buckets.segments import Segment
 from state.index.message_index import index_entries
+from state.kinds import repeats
 from state.message import decode_chunk, encode_chunk
 from state.order import key_of
 
@@ -56,8 +57,10 @@ STORED_SCHEMA = pa.schema(
         pa.field("deliver_at_ms", pa.int64()),
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
-        # Metadata rows only.
+        # Metadata rows only, up to the index.
         pa.field("bytes", pa.int64()),
+        # How many of the messages repeat: of segments and chunks.
+        pa.field("repeats", pa.int64()),
         # Stored with the entries, since each segment has its own.
         pa.field("precision_bits", pa.int32()),
         pa.field("index_entries", _ENTRIES),
@@ -100,6 +103,7 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
         "max_deliver_at_ms": segment.max_deliver_at_ms,
         "count": segment.count,
         "bytes": segment.bytes,
+        "repeats": segment.repeats,
         "precision_bits": precision_bits,
         "index_entries": index_entries(messages, precision_bits),
     }
@@ -111,6 +115,7 @@ def segment_rows(segment: Segment, messages: pa.Table, precision_bits: int) -> I
             "part": chunks_of(segment.part),
             "max_deliver_at_ms": piece.column("deliver_at_ms")[-1].as_py(),
             "count": piece.num_rows,
+            "repeats": int(repeats(piece).sum()),
             "chunk": encode_chunk(piece),
         }
         yield pa.RecordBatch.from_pylist([row], schema=STORED_SCHEMA)
@@ -127,6 +132,7 @@ def described_segment(metadata: Mapping[str, Any]) -> Segment:
         max_deliver_at_ms=metadata["max_deliver_at_ms"],
         count=metadata["count"],
         bytes=metadata["bytes"],
+        repeats=metadata["repeats"],
     )
 
 

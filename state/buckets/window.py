@@ -14,6 +14,7 @@ import pyarrow as pa
 from state.buckets.cancelled_filter import CancelledFilter, between
 from state.buckets.table_rows import ArrowFunction, split
 from state.chunk_merge import merge
+from state.kinds import repeats
 from state.message import decode_chunk, encode_chunk
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
@@ -32,6 +33,8 @@ WINDOW_SCHEMA = pa.schema(
         pa.field("offset", pa.int64()),
         pa.field("max_deliver_at_ms", pa.int64()),
         pa.field("count", pa.int64()),
+        # How many of the messages repeat.
+        pa.field("repeats", pa.int64()),
         pa.field("chunk", pa.binary()),
     ]
 )
@@ -52,6 +55,7 @@ def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: CancelledFil
                 for piece in chain.from_iterable(map(split, _by_span(own, span_ms))):
                     last = piece.column("deliver_at_ms")[-1].as_py()
                     row = {"shard": shard, "max_deliver_at_ms": last, "count": piece.num_rows}
+                    row["repeats"] = int(repeats(piece).sum())
                     row |= {**key_of(piece)._asdict(), "chunk": encode_chunk(piece)}
                     yield pa.RecordBatch.from_pylist([row], schema=WINDOW_SCHEMA)
 

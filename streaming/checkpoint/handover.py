@@ -72,7 +72,18 @@ def rest_bucket(store: BucketTable, checkpoint: str) -> int | None:
     return store.newest_of(writer_of_input(checkpoint)) if of_state is None else of_state
 
 
-# Neither is the checkpoint's id itself: the batches seal under that.
+# None of these is the checkpoint's id itself: the batches seal under that.
+def writer_of_following(checkpoint: str) -> str:
+    """Return the writer, in the table, of the occurrences that follow those which batches of `checkpoint` hand over."""
+    return f"{checkpoint}-following"
+
+
+def newest_sealed(store: BucketTable, checkpoint: str) -> int | None:
+    """Return the newest batch of `checkpoint` that has stored messages in the table, or None."""
+    several = (store.newest_of(writer_id) for writer_id in (checkpoint, writer_of_following(checkpoint)))
+    return max((each for each in several if each is not None), default=None)
+
+
 def writer_of_state(checkpoint: str) -> str:
     """Return the writer, in the table, of the rest of `checkpoint` that `rescale` seals from its state."""
     return f"{checkpoint}-rest"

@@ -40,7 +40,13 @@ from state.group_keys import shard_keys
 from state.recalled import KnownFrom
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, newest_generation
-from streaming.checkpoint.handover import rest_bucket, writer_of_input, writer_of_state
+from streaming.checkpoint.handover import (
+    newest_sealed,
+    rest_bucket,
+    writer_of_following,
+    writer_of_input,
+    writer_of_state,
+)
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.guarded_log import GuardedLog, guarded_log
@@ -203,7 +209,7 @@ def _has_left_something(
     """Return whether batch `planned`, before it was cut off, has handed over or sealed anything."""
     own = checkpoint.origin.checkpoint
     handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
-    return handed_over or (store.exists() and store.newest_of(own) == planned)
+    return handed_over or (store.exists() and newest_sealed(store, own) == planned)
 
 
 def _begin(
@@ -292,7 +298,7 @@ def _fence_earlier(store: BucketTable, markers: Iterable[Progress | None]) -> No
     """
     for earlier in sorted({marker.batch.origin.checkpoint for marker in markers if marker is not None}):
         store.create(from_arrow_schema(STORED_SCHEMA))
-        for writer_id in (earlier, writer_of_state(earlier), writer_of_input(earlier)):
+        for writer_id in (earlier, writer_of_following(earlier), writer_of_state(earlier), writer_of_input(earlier)):
             store.fence(writer_id)
 
 
@@ -326,7 +332,7 @@ def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | 
     Spark would plan the batch anew, with other records. The table would then take what the batch seals for sealed
     already, and drop it.
     """
-    sealed = store.newest_of(checkpoint.origin.checkpoint)
+    sealed = newest_sealed(store, checkpoint.origin.checkpoint)
     if sealed is not None and (planned is None or sealed > planned):
         raise CheckpointMismatch(
             f"{store.path} holds messages that batch {sealed} sealed, but the offset log of "

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import reduce
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import DUE, KEPT, SEALED
-from state.buckets.parts import IdRows
+from state.buckets.parts import IdRows, sealed_part
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
@@ -37,6 +38,7 @@ from state.due_spans import decode_runs
 from state.group_keys import state_partitions
 from state.names import name_rows
 from state.order import ORDER
+from streaming.checkpoint.handover import writer_of_following
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.inputs.admission import Admission
 from streaming.job.inputs.arrivals import ArrivalWatch, reads_to_limit
@@ -45,6 +47,7 @@ from streaming.job.inputs.input_loss import read_bounds, warn_of_input_loss
 from streaming.job.inputs.input_watch import InputWatch
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.lanes.old_claims import OldClaims
+from streaming.job.occurring import names_in, occurrence_rows
 from streaming.job.query import limit_next_batch, tell_tasks
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
@@ -123,7 +126,9 @@ class BatchRunner:
         sealed = state.store.newest_of(self._origin.checkpoint)
         own = () if sealed is None else state.catalog.buckets.get(self._origin.bucket_of(sealed), ())
         # Before a merge may replace them.
-        self._sealed_before = SealedBatch(sealed, tuple(own))
+        self._sealed_before = SealedBatch(sealed, tuple(each for each in own if each.part == sealed_part(each.bucket)))
+        # The newest batch that has stored occurrences which follow those that it has handed over.
+        self._followed = state.store.newest_of(writer_of_following(self._origin.checkpoint))
         self._last: PlannedBatch | None = None
         self._last_writers: dict[int, str] = {}
         # Of one batch the hand-over and the seal, and the two that follow the seal before.
@@ -152,8 +157,10 @@ class BatchRunner:
         6. Check that the input topics are those that the job knows, and have what claims have decided. Warn if records
            of the batch were deleted unread.
         7. Decide the requests that it reads, and let what shall be due at once be due. Check what it seals against what
-           it has sealed if it is replayed. Store what it cancels, if step 8 would show it.
-        8. Hand over the due messages and seal the far ones, both at the same time.
+           it has sealed if it is replayed. Work out which occurrences of messages that repeat it stages. Store what it
+           cancels, if step 8 would show it.
+        8. Hand over the due messages and seal the far ones, both at the same time. Then store what follows occurrences
+           of messages that repeat.
         9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
         10. Choose how many records the next batch may read. Move the prefetch window on to the cutoff.
         11. Wait until the next batch should begin: Spark plans it as soon as this one returns.
@@ -210,14 +217,25 @@ class BatchRunner:
             # 7. Decide requests. One commit stores what they cancel, what has names, and what is sealed.
             with self._counts.timed("cancels"):
                 taken_before_ms = self._claims.due_before_ms
-                decision = self._cancels.decide(shard_output, rows, span, planned.clock_ms, taken_before_ms)
+                decision = self._cancels.decide(
+                    shard_output, rows, span, planned.clock_ms, taken_before_ms, self._catalog.may_repeat
+                )
                 if decision.moves.num_rows:
                     shard_output, rows = self._with_moves(shard_output, rows, span, decision, frames)
             sealed = [row for row in rows if row["kind"] == SEALED]
             segments = _segments(sealed)
             self._sealed_before.check(batch_id, segments)
+            loaded = self._window.take(span.previous_ms, span.cutoff_ms)
+            self._window.cancel(decision.cancelled)
+            cancels = Cancels(
+                cancelled=self._window.cancelled(span.previous_ms, span.cutoff_ms),
+                left_out=decision.left_out,
+                answers=decision.answers,
+            )
+            occurring, occurring_rows = self._occurring(shard_output, rows, cancels, span, planned.clock_ms, frames)
+            due = shard_output if occurring is None else shard_output.union(occurring)
             hand_over = self._plan_hand_over(
-                shard_output, rows, span, planned.clock_ms, decision, is_spread=len(frames) > 1
+                due, [*rows, *occurring_rows], loaded, span, planned.clock_ms, cancels, is_spread=len(frames) > 1
             )
             stores = bool(sealed or decision.cancelled.num_rows or decision.names.num_rows)
             stores_first = decision.shows(span.cutoff_ms)
@@ -233,6 +251,11 @@ class BatchRunner:
                 running.append(self._start(self._seal, shard_output, sealed, batch_id, decision))
             for step in running:
                 step.result()
+            if occurring is not None:
+                named = names_in(occurring_rows)
+                segments += self._follow(occurring, occurring_rows, named, batch_id)
+                decision = replace(decision, names=pa.concat_tables([decision.names, named]))
+                rows += occurring_rows
             # 9. Pass on what was stored.
             self._cancels.stored(decision, span, planned.clock_ms)
             self._window.add(segments)
@@ -356,7 +379,8 @@ class BatchRunner:
         if not planned.batch_id:
             # Spark has written them before it planned the batch.
             starts = self._checkpoint.first_offsets()
-            return BatchSpan(self._origin, 0, 0, planned.cutoff_ms, starts, planned.offsets, ids)
+            cutoff_ms, clock_ms = planned.cutoff_ms, planned.clock_ms
+            return BatchSpan(self._origin, 0, 0, cutoff_ms, starts, planned.offsets, ids, clock_ms=clock_ms)
         before = self._last
         if before is None or before.batch_id != planned.batch_id - 1:
             before = self._checkpoint.planned(planned.batch_id - 1)
@@ -367,7 +391,7 @@ class BatchRunner:
             )
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         offsets = (before.offsets, planned.offsets)
-        return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, before.clock_ms)
+        return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, before.clock_ms, planned.clock_ms)
 
     def _with_moves(
         self, shard_output: DataFrame, rows: list[Row], span: BatchSpan, decision: Decision, frames: list[DataFrame]
@@ -381,23 +405,67 @@ class BatchRunner:
         check_moved(rows, rows_now, stored)
         return moved, rows_now
 
+    def _occurring(
+        self,
+        shard_output: DataFrame,
+        rows: list[Row],
+        cancels: Cancels,
+        span: BatchSpan,
+        clock_ms: int,
+        frames: list[DataFrame],
+    ) -> tuple[DataFrame | None, list[Row]]:
+        """Return the rows that the batch makes of messages that repeat, if any are due. Adds them to `frames`."""
+        loaded = self._window.take_repeating(span.previous_ms, span.cutoff_ms)
+        batch_settings = self._settings_history.at(span.batch_id)
+        occurring = occurrence_rows(shard_output, rows, loaded, cancels, span, clock_ms, batch_settings)
+        if occurring is None:
+            return None, []
+        frames.append(occurring.persist())
+        with self._counts.timed("occurrences"):
+            own = driver_rows(occurring)
+        _check_cutoffs(own, span.cutoff_ms)
+        return occurring, own
+
+    def _follow(self, occurring: DataFrame, rows: list[Row], named: pa.Table, batch_id: int) -> list[Segment]:
+        """Store the occurrences that wait from now on, and their names. Return the segments, as far as they are new.
+
+        After all is handed over that the batch stages: a rebuild, which finds them, takes that for granted. A replay
+        stores nothing if its first try has: by other time zones it may find other instants.
+        """
+        sealed = [row for row in rows if row["kind"] == SEALED]
+        if self._followed is not None and self._followed >= batch_id:
+            return []
+        if not sealed and not named.num_rows:
+            return []
+        failpoint("following")
+        as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
+        as_stored = _with_ids(as_stored, Decision(names=named), self._origin.bucket_of(batch_id))
+        tasks = 1 + sum(row["bytes"] for row in sealed) // _SEAL_TASK_BYTES
+        stored = occurring.where(f"kind = '{SEALED}'").coalesce(tasks)
+        with self._counts.timed("follow"):
+            self._ahead.wait()
+            writer_id = writer_of_following(self._origin.checkpoint)
+            self._store.append(stored.mapInArrow(as_stored, _STORED), writer_id, batch_id)
+        self._ahead.begin()
+        failpoint("followed")
+        return _segments(sealed)
+
     def _plan_hand_over(
         self,
         shard_output: DataFrame,
         rows: list[Row],
+        loaded: list[DataFrame],
         batch: BatchSpan,
         clock_ms: int,
-        decision: Decision,
+        cancels: Cancels,
         is_spread: bool,
     ) -> DataFrame | None:
         """Return the plan that hands the batch over, or None if nothing is due. One task has all rows of a shard.
 
-        Chunks from the state stage are handed over whole. Chunks from the window are cut to the range between the
-        batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers what is asked. The rows
-        of the state stage may be `is_spread` over partitions.
+        Chunks from the state stage are handed over whole. Chunks `loaded` by the window are cut to the range between
+        the batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers what is asked. The
+        rows of the state stage may be `is_spread` over partitions.
         """
-        loaded = self._window.take(batch.previous_ms, batch.cutoff_ms)
-        self._window.cancel(decision.cancelled)
         if not loaded and not any(row["kind"] == DUE for row in rows):
             return None
         # Expressions as text: each column that is built in Python costs a dozen calls to Java.
@@ -412,11 +480,6 @@ class BatchRunner:
             due = _by_shard(due, self._settings_history.at(batch.batch_id))
         # Otherwise each partition has all rows of its shards already: those of its state.
         ordered = due.sortWithinPartitions("shard", *ORDER)
-        cancels = Cancels(
-            cancelled=self._window.cancelled(batch.previous_ms, batch.cutoff_ms),
-            left_out=decision.left_out,
-            answers=decision.answers,
-        )
         return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(batch, clock_ms), cancels), _REPORT)
 
     def _hand_over_plan(self, batch: BatchSpan, clock_ms: int) -> HandOverPlan:

@@ -14,6 +14,7 @@ from sinks.topics.input_ends import input_bounds
 from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import newest_sealed
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def check_input_loss(
         raise input_loss_error(ranges)
     planned = checkpoint.last_planned()
     if planned is not None and planned != checkpoint.last_committed():
-        sealed, until = store.newest_of(checkpoint.origin.checkpoint), checkpoint.planned(planned).offsets
+        sealed, until = newest_sealed(store, checkpoint.origin.checkpoint), checkpoint.planned(planned).offsets
         # All that the batch was to read of a topic that is gone is deleted.
         ends = {(topic, int(number)): end for topic in gone for number, end in until.get(topic, {}).items()}
         ranges = deleted_ranges({**bounds, **{source: (end, end) for source, end in ends.items()}}, read, until)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from itertools import repeat
 
 import numpy as np
@@ -10,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.answers import OLD_MS, Undecided, answers_to, no_answers, undecided_asks
-from state.cancel import ALWAYS, own_ids
-from state.message_ids import Ids, among
+from state.cancel import ALWAYS, MessageId, asks_of, own_ids
+from state.message_ids import ID, Ids, among, ids_in, ids_of
 from state.reasons import Reason
 from streaming.job.requests.outcomes import CANCELLED, DELIVERED, HANDED_OVER, NO_INPUT, OLD, UNREAD, Outcomes
 
@@ -69,10 +71,40 @@ def answers_by(outcomes: Outcomes, asks: pa.Table, not_waiting: Ids, accepted: I
     )
 
 
+def with_occurrences(
+    answers: pa.Table, asks: pa.Table, cancelled: pa.Table, numbers: Mapping[MessageId, int]
+) -> pa.Table:
+    """Return `answers` (`ANSWER_SCHEMA`), with the last occurrence of messages that repeat and that the batch cancels.
+
+    `asks` are those that are answered (`ASK_SCHEMA`), `cancelled` the messages (`CANCELLED_SCHEMA`), and `numbers` has
+    the occurrence of each message that waited.
+    """
+    repeating = asks.filter(pa.array(among(asks, ids_of(numbers)) & among(asks, ids_in(cancelled))))
+    last = {ask.id: numbers[ask.asked] - 1 for ask in asks_of(repeating)}
+    if not last:
+        return answers
+    ids = zip(*(answers.column(name).to_pylist() for name in ID), strict=True)
+    values = answers.column("value").to_pylist()
+    for row, own in enumerate(ids):
+        value = values[row]
+        if own in last and value is not None and b'"result": "cancelled"' in value:
+            content = json.loads(value) | {"occurrence": last[own]}
+            values[row] = json.dumps(content, ensure_ascii=False).encode()
+    at = answers.schema.get_field_index("value")
+    return answers.set_column(at, answers.schema.field(at), pa.array(values, pa.large_binary()))
+
+
 def answers_for_nothing(asks: pa.Table) -> pa.Table:
     """Return the answers to `asks` by a name that no message has: none to a message that wants none."""
     comes_with_message = np.asarray(pc.is_valid(asks.column("condition")))
     return _answered_alike(asks, Reason.NO_SUCH_NAME, ~comes_with_message | _wants_answer(asks), is_accepted=True)
+
+
+def answers_for_repeating(asks: pa.Table, gone: Ids) -> pa.Table:
+    """Return the answers to `asks` that messages which repeat be due at once. The batch cancels those `gone`."""
+    is_gone = pa.array(among(asks, gone))
+    several = ((Reason.REPEATS, asks.filter(pc.invert(is_gone))), (Reason.ALREADY_CANCELLED, asks.filter(is_gone)))
+    return pa.concat_tables([answers_to(own, repeat(reason, own.num_rows)) for reason, own in several])
 
 
 def answers_for_kept(dropped: pa.Table) -> pa.Table:

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
@@ -30,17 +32,18 @@ from state.buckets.cancelled import (
 )
 from state.buckets.moves import due_at_once_ms
 from state.buckets.operator import ASKED, DUE, SEALED
-from state.cancel import WAITING, delivering_ids
+from state.cancel import WAITING, MessageId, delivering_ids, own_ids
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import NO_IDS, Ids, among, ids_in, united
+from state.message_ids import NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
 from streaming.checkpoint.recovery import read_markers
+from streaming.job.requests.answers import answers_for_repeating, with_occurrences
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp, look_up, useful_from_ms
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
-from streaming.job.requests.search import Waiting, passed_by, read_asks, waiting
+from streaming.job.requests.search import Waiting, numbers_of, passed_by, read_asks, waiting
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.spark.pools import MAINTENANCE, use_pool
 
@@ -78,6 +81,8 @@ class RequestDesk:
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
+        # Of the newest decision: the messages that repeat, and the number of the occurrence that waited.
+        self._numbers: dict[MessageId, int] = {}
         self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
         # In the order in which they are taken.
         self._running: list[Future[None]] = []
@@ -187,6 +192,7 @@ class RequestDesk:
         span: BatchSpan,
         clock_ms: int,
         taken_before_ms: int = 0,
+        may_repeat: bool = False,
     ) -> Decision:
         """Return the decision about the asks of a batch.
 
@@ -196,6 +202,7 @@ class RequestDesk:
             span: the batch.
             clock_ms: its clock, epoch ms.
             taken_before_ms: all that forwarders have taken by now is due before (epoch ms).
+            may_repeat: whether any message that waits in the table repeats.
         """
         if not any(row["kind"] == ASKED for row in rows):
             return Decision()
@@ -211,12 +218,18 @@ class RequestDesk:
             by_name, ids_in(by_id), self._stored_ids, span, clock_ms, lambda ids: self._waiting(span, ids).messages
         )
         asks = pa.concat_tables([by_id, named.asks])
+        first = own_ids(asked.asks.filter(asked.asks.column("repeats").fill_null(False)))
+        self._numbers = dict.fromkeys(each_of(united([asked.repeating, ids_in(first)])), 1)
         # What is known of each id.
         outcomes = Outcomes(ids_in(asks.filter(pc.greater_equal(asks.column("offset"), 0))), span.ends)
-        for found in (asked.taken_out, asked.undecided, named.superseded):
+        undecided = self._taken_of(asked.undecided, asks)
+        for found in (asked.taken_out, undecided, named.superseded):
             outcomes.take(found)
-        found_due = self._look_for(outcomes, named, delivering_ids(asks), shard_output, rows, span)
-        due_now = pa.concat_tables([asked.undecided, found_due])
+        found_due = self._look_for(outcomes, named, asks, shard_output, rows, span, may_repeat)
+        due_now = pa.concat_tables([undecided, found_due])
+        # What repeats comes in its time.
+        in_time = among(asks, ids_of(self._numbers)) & np.asarray(asks.column("delivers"))
+        asks, refused = asks.filter(pa.array(~in_time)), asks.filter(pa.array(in_time))
         recalled = self._recalled_among(outcomes.open_ids(), span)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
@@ -229,8 +242,12 @@ class RequestDesk:
         shards = span.origin.shards
         known_ms = asked_ms if self._recalled.knows_all else 0
         due_before_ms = max(span.cutoff_ms, taken_before_ms)
-        undecided = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
-        decision = decide(asks, facts, undecided)
+        terms = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
+        decision = decide(asks, facts, terms)
+        if self._numbers:
+            own = answers_for_repeating(refused, ids_in(decision.cancelled))
+            answers = pa.concat_tables([decision.answers, own])
+            decision = replace(decision, answers=with_occurrences(answers, asks, decision.cancelled, self._numbers))
         log.info(
             "batch %d: decided %d requests, cancelled %d messages (%d because their name is taken), made %d due now",
             span.batch_id, asks.num_rows, decision.cancelled.num_rows - decision.moves.num_rows,
@@ -253,12 +270,13 @@ class RequestDesk:
         self,
         outcomes: Outcomes,
         named: LookedUp,
-        delivering: Ids,
+        asks: pa.Table,
         shard_output: DataFrame,
         rows: Iterable[Row],
         span: BatchSpan,
+        may_repeat: bool,
     ) -> pa.Table:
-        """Take what waits, wherever that is. Some asks want the messages `delivering` to be due at once.
+        """Take what waits, wherever that is, and `asks` ask for.
 
         Returns what this batch would hand over otherwise (`CANCELLED_SCHEMA`).
         """
@@ -268,9 +286,10 @@ class RequestDesk:
         known = self._stored_ids.cancelled_among(not_found)
         outcomes.set_cancelled(known.ids)
         outcomes.set_delivered(self._stored_ids.moved_among(known.ids))
-        # What shall be due at once must be found where it is.
-        held = among(named.held, outcomes.open_ids(but=delivering))
-        outcomes.take(named.held.filter(pa.array(held)))
+        # What shall be due at once must be found where it is, and so must what repeats.
+        if not may_repeat:
+            held = among(named.held, outcomes.open_ids(but=delivering_ids(asks)))
+            outcomes.take(named.held.filter(pa.array(held)))
 
         def wanted(but: Ids = NO_IDS) -> Ids:
             # Of an input topic that was made anew, another message may have the id of one that was cancelled.
@@ -279,11 +298,24 @@ class RequestDesk:
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
         self._waits = self._waiting(span, wanted(but=handed_over), known)
-        outcomes.take(self._waits.messages)
-        outcomes.take(passed_by(wanted(), SEALED, shard_output, rows))
-        due_now = passed_by(wanted(), DUE, shard_output, rows)
-        outcomes.take(due_now)
-        return due_now
+        if may_repeat:
+            self._numbers |= numbers_of(self._waits, self._store)
+        outcomes.take(self._taken_of(self._waits.messages, asks))
+        found: dict[str, pa.Table] = {}
+        for kind in (SEALED, DUE):
+            messages, numbers = passed_by(wanted(), kind, shard_output, rows)
+            self._numbers |= numbers
+            found[kind] = self._taken_of(messages, asks)
+            outcomes.take(found[kind])
+        return found[DUE]
+
+    def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
+        """Return those of the `found` messages that `asks` take: not what repeats, if they only want it to be due."""
+        delivers = np.asarray(asks.column("delivers"))
+        if not (self._numbers and delivers.any()):
+            return found
+        stays = without(ids_of(self._numbers), ids_in(asks.filter(pa.array(~delivers))))
+        return found.filter(pa.array(~among(found, stays)))
 
     def _waiting(self, span: BatchSpan, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED) -> Waiting:
         return waiting(ids, self._store, self._sealed_ids, span, cancelled)

@@ -53,7 +53,7 @@ class _Turn(NamedTuple):
 
     If it is one of the batch, and nobody has asked for it, also its `ask`. `until_ms`: it keeps the name from records
     that were published by then, epoch ms; None: from all. One of the batch keeps it until it is due: if the checkpoint
-    before was lost, it may have come out then.
+    before was lost, it may have come out then. One that repeats keeps it from all: another occurrence follows.
     """
 
     id: MessageId = NOTHING
@@ -186,7 +186,8 @@ def in_turn(
             turns[ask.name] = _Turn(turn.id)
         else:
             keeps = ask.condition == KEEP and not has_id(by_id, ask.id)
-            turns[ask.name] = _Turn(ask.id, keeps, ask, until_ms=ask.deliver_at_ms)
+            until_ms = None if ask.repeats else ask.deliver_at_ms
+            turns[ask.name] = _Turn(ask.id, keeps, ask, until_ms)
             newest[ask.name] = ask
     given = [_row(ask, known.get(name), turns[name].keeps) for name, ask in newest.items()]
     # Later batches must know that these do not keep their names any more.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
@@ -18,22 +19,24 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
-from state.buckets.operator import ASKED, KEPT, TAKEN_OUT
-from state.cancel import delivering_ids
+from state.buckets.operator import ASKED, KEPT, NAMED, TAKEN_OUT
+from state.cancel import MessageId, delivering_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
-from state.kinds import MESSAGE, kinds_of
+from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in
+from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, ids_in
+from state.repeats.occurrences import waiting_in
 from streaming.job.requests.sealed_ids import SealedIds
 
-# A message in a chunk: its id, the bucket of the chunk, and when it is due, epoch ms.
-_FOUND_SCHEMA = ID_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("deliver_at_ms", pa.int64()))
+# A message in a chunk: its id, the bucket of the chunk, when it is due (epoch ms), and the number of the occurrence;
+# null if it does not repeat.
+_FOUND_SCHEMA = pa.schema([*ID_SCHEMA, ("bucket", pa.int64()), ("deliver_at_ms", pa.int64()), ("number", pa.int64())])
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
     """Return the rows that the state stage of a batch gives, without chunks of messages, which no driver reads."""
-    kinds = f"'{ASKED}', '{TAKEN_OUT}', '{KEPT}'"
+    kinds = f"'{ASKED}', '{TAKEN_OUT}', '{KEPT}', '{NAMED}'"
     return shard_output.withColumn("chunk", expr(f"IF(kind IN ({kinds}), chunk, NULL)")).collect()
 
 
@@ -41,11 +44,13 @@ class Asked(NamedTuple):
     """The `asks` of a batch (`ASK_SCHEMA`), and what its state stage has found for them (`CANCELLED_SCHEMA`).
 
     It has `taken_out` messages. Those that any ask wants to be due at once are `undecided`: in rows of the batch.
+    `repeating` are those that repeat.
     """
 
     asks: pa.Table
     taken_out: pa.Table
     undecided: pa.Table
+    repeating: Ids
 
 
 def read_asks(rows: Iterable[Row]) -> Asked:
@@ -54,13 +59,16 @@ def read_asks(rows: Iterable[Row]) -> Asked:
     asks = pa.concat_tables([table for kind, table in tables if kind == ASKED])
     found = [table for kind, table in tables if kind == TAKEN_OUT]
     if not found:
-        return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table())
+        return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), NO_IDS)
     # Two have one id if an input topic was created again.
     by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
     dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(asks)))
     froms = pc.if_else(is_undecided, dues, pa.scalar(NEVER_MS))
     messages = pa.table([*(by_id.column(name) for name in ID), froms, dues], schema=CANCELLED_SCHEMA)
-    return Asked(asks, messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided))
+    repeating = pa.concat_tables(found)
+    repeating = repeating.filter(pa.array(repeats(repeating)))
+    taken_out, undecided = messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided)
+    return Asked(asks, taken_out, undecided, ids_in(repeating))
 
 
 class Waiting(NamedTuple):
@@ -120,6 +128,22 @@ def waiting(
     return found._replace(places=pa.concat_tables([located.filter(pa.array(waits)), still]))
 
 
+def numbers_of(found: Waiting, store: BucketTable) -> dict[MessageId, int]:
+    """Return which of some messages that wait in `store` repeat, and the number of the occurrence that waits."""
+    if not found.places.num_rows:
+        return {}
+    there = _found_in(store.chunks_at(found.places, found.version), ids_in(found.places))
+    first_ms = pa.array([found.first_ms(bucket) for bucket in there.column("bucket").to_pylist()], pa.int64())
+    return _numbers_by_id(there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms)))
+
+
+def _numbers_by_id(found: pa.Table) -> dict[MessageId, int]:
+    repeating = found.filter(pc.is_valid(found.column("number")))
+    ids = zip(*(repeating.column(name).to_pylist() for name in ID), strict=True)
+    # The last occurrence waits.
+    return dict(sorted(zip(ids, repeating.column("number").to_pylist(), strict=True)))
+
+
 def _still_there(doubtful: pa.Table, store: BucketTable, found: Waiting) -> pa.Table:
     """Return those places that have a message which waits: the index does not know it, or not when it is due."""
     if not doubtful.num_rows:
@@ -137,18 +161,21 @@ def _still_there(doubtful: pa.Table, store: BucketTable, found: Waiting) -> pa.T
     return places.group_by(LOCATED_SCHEMA.names, use_threads=False).aggregate([])
 
 
-def passed_by(ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row]) -> pa.Table:
-    """Return those of `ids` that this batch seals, or hands over, from overflow groups.
+def passed_by(
+    ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row]
+) -> tuple[pa.Table, dict[MessageId, int]]:
+    """Return those of `ids` that this batch seals, or hands over, from overflow groups (`CANCELLED_SCHEMA`).
 
-    These have no state, and take nothing out. `kind` is `SEALED` or `DUE`.
+    And the number of the occurrence of those that repeat. Such groups have no state, and take nothing out. `kind` is
+    `SEALED` or `DUE`.
     """
     # Each group says what it keeps, and overflow groups come beside the group of their shard.
     groups = Counter(row["shard"] for row in rows if row["kind"] == KEPT)
     if not ids or max(groups.values(), default=0) < 2 or all(row["kind"] != kind for row in rows):
-        return CANCELLED_SCHEMA.empty_table()
+        return CANCELLED_SCHEMA.empty_table(), {}
     found = _found_in(shard_output.where(f"kind = '{kind}'"), ids)
     due = found.column("deliver_at_ms")
-    return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA)
+    return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA), _numbers_by_id(found)
 
 
 def _found_in(chunks: DataFrame, ids: Ids) -> pa.Table:
@@ -164,9 +191,18 @@ def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                found = messages.filter(pa.array(among(messages, ids) & (kinds_of(messages) == MESSAGE)))
+                found = messages.filter(
+                    pa.array(among(messages, ids) & np.isin(kinds_of(messages), (MESSAGE, REPEATING)))
+                )
                 columns = [*(found.column(name) for name in ID), pa.array([bucket] * found.num_rows, pa.int64())]
-                own = pa.table([*columns, found.column("deliver_at_ms")], names=_FOUND_SCHEMA.names)
-                yield from own.cast(_FOUND_SCHEMA).to_batches()
+                columns += [found.column("deliver_at_ms"), _numbers_in(found)]
+                yield from pa.table(columns, names=_FOUND_SCHEMA.names).cast(_FOUND_SCHEMA).to_batches()
 
     return run
+
+
+def _numbers_in(messages: pa.Table) -> pa.Array:
+    """Return the number of each of `messages` that repeats, and null for the others."""
+    repeating = repeats(messages)
+    numbers = iter([each.occurrence.number for each in waiting_in(messages.filter(pa.array(repeating)))])
+    return pa.array([next(numbers) if each else None for each in repeating.tolist()], pa.int64())

@@ -35,13 +35,14 @@ _TABLES = """
 """
 # Each time that an id is cancelled it may be another message's, of a topic that was made anew.
 _ADD_REPLACED = "INSERT OR REPLACE INTO replaced VALUES (?, ?, ?, ?, ?, ?)"
-# Of several messages that got a name, the newest has it.
+# Of several messages that got a name, the newest has it; of one that repeats, its last occurrence counts.
 _ADD_NAMED = """
     INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
         topic = excluded.topic, partition = excluded.partition, offset = excluded.offset,
         deliver_at_ms = excluded.deliver_at_ms, until_ms = excluded.until_ms, keeps = excluded.keeps,
         bucket = excluded.bucket
-    WHERE (excluded.bucket, excluded.partition, excluded.offset) > (bucket, partition, offset)
+    WHERE (excluded.bucket, excluded.partition, excluded.offset, excluded.deliver_at_ms)
+        > (bucket, partition, offset, deliver_at_ms)
 """
 _ASK_REPLACED = "SELECT replacement, bucket FROM replaced WHERE topic = ? AND partition = ? AND offset = ?"
 _ASK_NAMED = """

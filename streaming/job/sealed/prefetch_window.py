@@ -63,7 +63,8 @@ class _Piece:
     """Cached sealed messages that are due in [start_ms, end_ms).
 
     `version_s` is when the table had the version that they were read from, by the monotonic clock.
-    `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms. `nbytes` is about what all of it takes,
+    `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms, and `repeats` says how many of the messages
+    of each repeat. `nbytes` is about what all of it takes,
     even if `end_ms` was moved back.
     """
 
@@ -74,10 +75,15 @@ class _Piece:
     chunks: DataFrame
     firsts: np.ndarray
     lasts: np.ndarray
+    repeats: np.ndarray
 
     def may_hold(self, start_ms: int, end_ms: int) -> bool:
         """Return whether a chunk may hold a message due in [start_ms, end_ms)."""
         return start_ms < end_ms and bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms)))
+
+    def may_repeat(self, start_ms: int, end_ms: int) -> bool:
+        """Return whether a chunk that may hold a message due in [start_ms, end_ms) has any that repeat."""
+        return bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms) & (self.repeats > 0)))
 
 
 @dataclass
@@ -176,14 +182,22 @@ class PrefetchWindow:
             self._load_on(end_ms)
         while not self._collect(start_ms, end_ms):
             self._load_on(end_ms)
-        taken = ((piece, min(end_ms, piece.end_ms)) for piece in self._pieces)
         return [
-            piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {until_ms}").selectExpr(
-                "*", f"{until_ms}L AS until_ms"
-            )
-            for piece, until_ms in taken
+            _chunks_in(piece, start_ms, until_ms)
+            for piece, until_ms in self._until(end_ms)
             if until_ms > start_ms and piece.may_hold(start_ms, until_ms)
         ]
+
+    def take_repeating(self, start_ms: int, end_ms: int) -> list[DataFrame]:
+        """Return those chunks that `take` has returned for the same range, and that have messages which repeat."""
+        return [
+            _chunks_in(piece, start_ms, until_ms).where("repeats > 0")
+            for piece, until_ms in self._until(end_ms)
+            if until_ms > start_ms and piece.may_repeat(start_ms, until_ms)
+        ]
+
+    def _until(self, end_ms: int) -> list[tuple[_Piece, int]]:
+        return [(piece, min(end_ms, piece.end_ms)) for piece in self._pieces]
 
     def _collect(self, start_ms: int, end_ms: int) -> bool:
         """Take over the loads that are done or needed. Return whether all is loaded that is due before `end_ms`.
@@ -355,7 +369,7 @@ class PrefetchWindow:
             ranges = slices(segments, start_ms, end_ms)
             loaded = in_slices(chunks, cancelled, ranges, in_slice, _WINDOW).persist()
         try:
-            rows = loaded.select("deliver_at_ms", "max_deliver_at_ms", "count").collect()
+            rows = loaded.select("deliver_at_ms", "max_deliver_at_ms", "count", "repeats").collect()
         except (Py4JJavaError, PySparkException) as problem:
             if error := unreadable_bucket(self._store, segments, problem):
                 # Without its cause: Spark would copy every line of that into the query's error.
@@ -368,8 +382,15 @@ class PrefetchWindow:
                 f"says at least {least}"
             )
         log.info("loaded %d sealed messages due from %s to %s", count, instant_and_ms(start_ms), instant_and_ms(end_ms))
-        bounds = np.array([(row["deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows], dtype=np.int64)
-        return _Piece(start_ms, end_ms, nbytes, version_s, loaded, *bounds.reshape(-1, 2).T)
+        columns = np.array(
+            [(row["deliver_at_ms"], row["max_deliver_at_ms"], row["repeats"]) for row in rows], dtype=np.int64
+        )
+        return _Piece(start_ms, end_ms, nbytes, version_s, loaded, *columns.reshape(-1, 3).T)
+
+
+def _chunks_in(piece: _Piece, start_ms: int, until_ms: int) -> DataFrame:
+    chunks = piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {until_ms}")
+    return chunks.selectExpr("*", f"{until_ms}L AS until_ms")
 
 
 def _ending_at(end_ms: int, piece: _Piece) -> _Piece:

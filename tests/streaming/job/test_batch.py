@@ -50,7 +50,7 @@ def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> 
 
 
 def _output(kind: str, cutoff_ms: int, first_due_ms: int) -> tuple[Any, ...]:
-    return (kind, 1, cutoff_ms, 0, 0, "p", first_due_ms, first_due_ms + 10, 3, 300, "{}", "{}", "", 0, 0, b"")
+    return (kind, 1, cutoff_ms, 0, 0, "p", first_due_ms, first_due_ms + 10, 3, 300, 0, "{}", "{}", "", 0, 0, b"")
 
 
 def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due_messages(

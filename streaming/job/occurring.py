@@ -1,0 +1,83 @@
+"""The rows of a batch for messages that repeat: the occurrences that it stages, and those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.functions import expr
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sinks.ready_log.task import Cancels, handed_over_of
+from state.buckets.operator import DUE, NAMED, SHARD_OUTPUT_SCHEMA
+from state.buckets.table_rows import ArrowFunction
+from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.progress import BatchSpan
+from state.message import decode_chunk
+from state.names import NAMED_SCHEMA
+from state.repeats.occurrences import OccurrenceRows
+
+_ROWS = from_arrow_schema(SHARD_OUTPUT_SCHEMA)
+
+
+def occurrence_rows(
+    shard_output: DataFrame,
+    rows: Iterable[Row],
+    loaded: list[DataFrame],
+    cancels: Cancels,
+    span: BatchSpan,
+    clock_ms: int,
+    batch_settings: BatchSettings,
+) -> DataFrame | None:
+    """Return rows (`SHARD_OUTPUT_SCHEMA`) for what the batch of `span` makes of messages that repeat, or None.
+
+    Args:
+        shard_output: what its state stage gives, once messages are moved.
+        rows: the same, without chunks of messages.
+        loaded: the chunks of the window that have such messages (`PrefetchWindow.take_repeating`).
+        cancels: what the batch leaves out.
+        span: the batch.
+        clock_ms: its clock, epoch ms.
+        batch_settings: its settings.
+    """
+    several = [piece.selectExpr("shard", f"{span.previous_ms}L AS from_ms", "until_ms", "chunk") for piece in loaded]
+    if any(row["kind"] == DUE and row["repeats"] for row in rows):
+        whole = ("CAST(NULL AS bigint) AS from_ms", "CAST(NULL AS bigint) AS until_ms")
+        several.append(shard_output.where(f"kind = '{DUE}' AND repeats > 0").selectExpr("shard", *whole, "chunk"))
+    if not several:
+        return None
+    keys = ", ".join(map(str, batch_settings.shard_keys))
+    # All of a shard in one task, which numbers their segments.
+    every = reduce(DataFrame.union, several).repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
+    occurring = _occurring(cancels, batch_settings, span.bucket, clock_ms, span.cutoff_ms)
+    return every.sortWithinPartitions("shard").mapInArrow(occurring, _ROWS)
+
+
+def names_in(rows: Iterable[Row]) -> pa.Table:
+    """Return the names in rows of a batch (`state.names.NAMED_SCHEMA`)."""
+    tables = [decode_chunk(bytes(row["chunk"])) for row in rows if row["kind"] == NAMED]
+    return pa.concat_tables([NAMED_SCHEMA.empty_table(), *tables])
+
+
+def _occurring(
+    cancels: Cancels, batch_settings: BatchSettings, bucket: int, clock_ms: int, cutoff_ms: int
+) -> ArrowFunction:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for shard, chunks in groupby(_chunks(batches, cancels), key=itemgetter(0)):
+            made = OccurrenceRows(batch_settings, bucket, shard, clock_ms, cutoff_ms)
+            for _, messages in chunks:
+                made.add(messages)
+            yield from made.finish()
+
+    return run
+
+
+def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tuple[int, pa.Table]]:
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
+        for shard, from_ms, until_ms, chunk in zip(*columns, strict=True):
+            yield shard, handed_over_of(decode_chunk(chunk), from_ms, until_ms, cancels)
