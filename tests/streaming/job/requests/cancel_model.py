@@ -1,14 +1,40 @@
-"""A model of cancels, replacements and names: what becomes of each message, in sets, without a table or an index."""
+"""A model of cancels, replacements, names and schedules: what becomes of each message, without a table or an index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count, islice, takewhile
 from typing import NamedTuple
 
 from state.cancel import MessageId
 
 DUE_NOW, TOO_LATE = ("due-now", "made-due"), ("too-late", "released")
+
+
+# An occurrence of a message that repeats: the id of the message, and the number.
+Occurrence = tuple[str, int, int, int]
+
+
+class Plan(NamedTuple):
+    """When a message comes again: its interval, how often at the most, and what comes of missed occurrences."""
+
+    every_ms: int
+    most: int | None = None
+    missed: str = "one"
+
+    def comes(self, number: int, due_ms: int, clock_ms: int) -> Iterator[tuple[int, int]]:
+        """Yield each occurrence that comes from `number` on, which is due at `due_ms`, and when it is due.
+
+        What is due before the clock of the batch is missed.
+        """
+        missed = list(takewhile(lambda at_ms: at_ms < clock_ms, count(due_ms, self.every_ms)))
+        later = count(due_ms + len(missed) * self.every_ms, self.every_ms)
+        # The very first one always comes.
+        most_late = {"all": None, "one": 1, "none": int(number == 1)}[self.missed]
+        late = missed[:most_late]
+        left = None if self.most is None else self.most + 1 - number
+        return islice(enumerate(chain(late, later), number), left)
 
 
 class Record(NamedTuple):
@@ -23,6 +49,7 @@ class Record(NamedTuple):
     - `published_ms`: when it was published. Epoch ms
     - `wants_answer`: whether a message with a name asks for an answer
     - `delivers`: whether it wants a message to be due at once
+    - `plan`: of a message that repeats
     """
 
     id: MessageId
@@ -35,6 +62,7 @@ class Record(NamedTuple):
     published_ms: int = 0
     wants_answer: bool = False
     delivers: bool = False
+    plan: Plan | None = None
 
     @property
     def asks(self) -> bool:
@@ -45,13 +73,14 @@ class Record(NamedTuple):
 class Answer(NamedTuple):
     """The answer to an ask: which message it is about, None if none; and of a replacement whether it is accepted.
 
-    `result` and `reason` are codes.
+    `result` and `reason` are codes. `occurrence` is the last one that comes of a message that repeats.
     """
 
     about: MessageId | None
     result: str
     reason: str
     accepted: bool | None = None
+    occurrence: int | None = None
 
 
 class Holder(NamedTuple):
@@ -67,16 +96,20 @@ class Model:
     """All messages, each in one place, and what the names stand for.
 
     `waiting` and `handed_over` have due times, epoch ms. `recalled` are those of the cancelled that release processes
-    have taken back, and `delivered` those that a batch has made due at once.
+    have taken back, and `delivered` those that a batch has made due at once. `plans` are those of messages that repeat,
+    with the number of the occurrence that waits.
     """
 
     waiting: dict[MessageId, int] = field(default_factory=dict)
-    handed_over: dict[MessageId, int] = field(default_factory=dict)
-    out: set[MessageId] = field(default_factory=set)
+    handed_over: dict[MessageId | Occurrence, int] = field(default_factory=dict)
+    out: set[MessageId | Occurrence] = field(default_factory=set)
     cancelled: set[MessageId] = field(default_factory=set)
     recalled: set[MessageId] = field(default_factory=set)
     delivered: set[MessageId] = field(default_factory=set)
     names: dict[str, Holder] = field(default_factory=dict)
+    plans: dict[MessageId, tuple[Plan, int]] = field(default_factory=dict)
+    # Whether a message with a name was accepted to keep it.
+    keeping: dict[MessageId, bool] = field(default_factory=dict)
 
     def release(self, now_ms: int) -> None:
         """Let come out what is handed over and due by `now_ms`."""
@@ -97,14 +130,16 @@ class Model:
         self.out |= {record.id for record in in_order if record.is_bad}
         messages = {record.id: record for record in in_order if record.due_ms is not None and not record.is_bad}
         self.waiting |= {each: record.due_ms or 0 for each, record in messages.items()}
+        self.plans |= {each: (record.plan, 1) for each, record in messages.items() if record.plan is not None}
         asked, dropped = self._asked(in_order, clock_ms, previous_ms)
         # All of them at once: the first ask for each has cancelled it, or made it due.
         first: dict[MessageId, MessageId] = {}
+        delivering = {record.id for record in in_order if record.delivers}
         for ask, about in asked.items():
-            if about in self.waiting:
+            # What repeats comes in its time.
+            if about in self.waiting and not (ask in delivering and about in self.plans):
                 first.setdefault(about, ask)
         waited = dict(self.waiting)
-        delivering = {record.id for record in in_order if record.delivers}
         for about, ask in first.items():
             del self.waiting[about]
             (self.delivered if ask in delivering else self.cancelled).add(about)
@@ -135,7 +170,10 @@ class Model:
             is_accepted = None if own is None else ask in accepted
             if about in known:
                 reason = "already-cancelled" if delivers or is_accepted is False else "withdrawn"
-                answers[ask] = Answer(about, "cancelled", reason, is_accepted)
+                last = self.plans[about][1] - 1 if about in waited and about in self.plans and not delivers else None
+                answers[ask] = Answer(about, "cancelled", reason, is_accepted, last)
+            elif delivers and about in waited and about in self.plans:
+                answers[ask] = Answer(about, "kept", "repeats")
             elif about in self.delivered and is_accepted is not False:
                 answers[ask] = Answer(about, *(DUE_NOW if delivers else TOO_LATE), is_accepted)
             elif about in self.delivered:
@@ -146,8 +184,26 @@ class Model:
                 answers[ask] = Answer(about, "unknown", self._why_unknown(about, is_gone), is_accepted)
         for each, due_ms in list(self.waiting.items()):
             if due_ms < cutoff_ms:
-                self.handed_over[each] = self.waiting.pop(each)
+                del self.waiting[each]
+                if each in self.plans:
+                    self._repeat(each, due_ms, clock_ms, cutoff_ms)
+                else:
+                    self.handed_over[each] = due_ms
         return answers
+
+    def _repeat(self, each: MessageId, due_ms: int, clock_ms: int, cutoff_ms: int) -> None:
+        """Hand over the occurrences of a message from the one on that is due at `due_ms`, and let the next one wait."""
+        plan, first = self.plans[each]
+        for number, at_ms in plan.comes(first, due_ms, clock_ms):
+            due_ms = at_ms
+            if at_ms >= cutoff_ms:
+                self.plans[each], self.waiting[each] = (plan, number), at_ms
+                break
+            self.handed_over[(*each, number)] = at_ms
+        # Whoever asked in vain that it be due has not taken its name.
+        for name, holder in self.names.items():
+            if holder.id == each:
+                self.names[name] = holder._replace(due_ms=due_ms, keeps=self.keeping[each])
 
     def _asked(
         self, in_order: list[Record], clock_ms: int, previous_ms: int
@@ -176,13 +232,14 @@ class Model:
                     # A message of the batch may have come out before, if its checkpoint was lost. Another one waits if
                     # it is not handed over.
                     since_ms = record.published_ms if holder.id in own else min(previous_ms, record.published_ms)
-                    if holder.due_ms >= since_ms:
+                    if holder.due_ms >= since_ms or (holder.id in own and holder.id in self.plans):
                         dropped[record.id] = holder.id
                         continue
                     if holder.id in own:
                         holder = None
                 asked[record.id] = None if holder is None else holder.id
                 if record.due_ms is not None:
+                    self.keeping[record.id] = record.keeps
                     keeps = record.keeps and record.id not in by_id
                     names[record.name] = Holder(record.id, record.due_ms, keeps)
                 elif holder is not None:

@@ -11,10 +11,11 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.operator import ASKED, SHARD_OUTPUT_SCHEMA, TAKEN_OUT
+from state.buckets.operator import ASKED, SHARD_OUTPUT_SCHEMA, TAKEN_OUT, TAKEN_OUT_COLUMNS
 from state.cancel import ASK_SCHEMA, MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
+from state.kinds import KIND, MESSAGE
 from state.message import encode_chunk
 from state.message_ids import ID
 from streaming.job.requests.search import driver_rows
@@ -73,10 +74,11 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
 def asked_rows(asks: pa.Table) -> list[dict[str, Any]]:
     """Return what the state stage gives for `asks` (`ASKED_SCHEMA`): two shards pass them on, one had what is found."""
     found = asks.filter(pc.is_valid(asks.column("found_due_ms"))).select([*ID, "found_due_ms"])
+    found = found.append_column(KIND, pa.repeat(pa.scalar(MESSAGE, KIND.type), found.num_rows))
     own, half = asks.select(ASK_SCHEMA.names), asks.num_rows // 2
     chunks = [
         (ASKED, 0, own.slice(0, half)),
         (ASKED, 1, own.slice(half)),
-        (TAKEN_OUT, 1, found.rename_columns([*ID, "deliver_at_ms"])),
+        (TAKEN_OUT, 1, found.rename_columns(TAKEN_OUT_COLUMNS)),
     ]
     return [{"kind": kind, "shard": shard, "chunk": encode_chunk(each)} for kind, shard, each in chunks if len(each)]

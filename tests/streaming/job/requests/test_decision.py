@@ -14,7 +14,8 @@ from tests.messages import cancelled
 
 def replacements(*conditions: str) -> pa.Table:
     rows = [
-        ("in", 0, at, "in", 0, 100 + at, condition, 5, None, 5, None, False) for at, condition in enumerate(conditions)
+        ("in", 0, at, "in", 0, 100 + at, condition, 5, None, 5, None, False, False)
+        for at, condition in enumerate(conditions)
     ]
     return pa.table([list(column) for column in zip(*rows, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
@@ -47,7 +48,7 @@ def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
 
 def delivering(*rows: tuple[int, int, bool]) -> pa.Table:
     """Return asks: the offset of each one's message, its own, and whether it wants the message now. No replacements."""
-    whole = [("in", 0, about, "asks", 0, own, *[None] * 5, delivers) for about, own, delivers in rows]
+    whole = [("in", 0, about, "asks", 0, own, *[None] * 5, delivers, False) for about, own, delivers in rows]
     return pa.table([list(column) for column in zip(*whole, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 

@@ -31,26 +31,28 @@ from sources.intake.accepted import Accepted
 from sources.intake.request_grouping import RequestGrouping
 from state.answers import Undecided, answered
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
-from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows, update_shard
+from state.buckets.operator import DUE, NAMED, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows, update_shard
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
-from state.cancel import MessageId, without_cancelled
+from state.cancel import NOTHING, MessageId, without_cancelled
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.group_keys import overflow_key
-from state.kinds import ANSWER, DEAD_LETTER, REQUEST
-from state.message import decode_chunk, encode_chunk
+from state.kinds import ANSWER, DEAD_LETTER, OCCURRENCE, REPEATING, REQUEST, repeats
+from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID, each_of, ids_of, parse_id
-from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, NAME_HEADER, name_rows
+from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, NAME_HEADER, NAMED_SCHEMA, name_rows
 from state.reasons import Reason
+from state.repeats.occurrences import OccurrenceRows
 from state.shards import by_shard
+from streaming.checkpoint.handover import writer_of_following
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.moved_rows import check_moved, with_moves
 from streaming.job.requests.recalled import RecalledMessages
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
-from tests.streaming.job.requests.cancel_model import Answer, Model, Record
+from tests.streaming.job.requests.cancel_model import Answer, Model, Occurrence, Plan, Record
 from tests.streaming.job.requests.memory_table import MemoryTable
 
 TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
@@ -64,8 +66,8 @@ BATCH_SETTINGS = some_batch_settings(
     bucket_max_messages=2,
     segment_max_messages=3,
     index_precision_bits=4,
-    policy=DelayPolicy(names=FROM_HEADER),
-    policies={KEEPING: DelayPolicy(names=FROM_HEADER, name_mode=KEEP)},
+    policy=DelayPolicy(names=FROM_HEADER, repeats=True, repeat_ms=1),
+    policies={KEEPING: DelayPolicy(names=FROM_HEADER, name_mode=KEEP, repeats=True, repeat_ms=1)},
     partitions=PARTITIONS | {RESULTS: 3},
 )
 SHARDS = BATCH_SETTINGS.shards
@@ -77,7 +79,8 @@ class Step(NamedTuple):
     A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
     a name. The number counts back from the last message, of this batch too, and then from the last record that is none.
     A record of a kind that begins with "keep" is one of `KEEPING`; one that ends with "late" is published after the
-    clock of its batch.
+    clock of its batch. A message of a kind with "repeats" comes again, so many times as the number that counts back
+    says, or without end if that is 0. What comes of missed occurrences is the last word.
     """
 
     after_ms: int
@@ -89,8 +92,12 @@ class Step(NamedTuple):
 _KINDS = [
     "message", "message", "bad", "cancel", "waiting", "always", "named", "named", "named asks", "cancel-name",
     "keep", "keep", "keep asks", "keep late", "keep cancel-name", "deliver", "deliver", "deliver",
+    "repeats one", "repeats all", "repeats none", "named repeats one", "keep repeats one", "waiting repeats all",
 ]  # fmt: skip
-_ENDS = ["", "", "killed before it is stored", "killed after it is stored", "started again", "rescaled"]
+_ENDS = [
+    "", "", "killed before it is stored", "killed after it is stored", "killed at the end", "started again", "rescaled",
+]  # fmt: skip
+_EVERY_MS = 4_000
 _LATE_MS = 800
 _RECORDS = st.tuples(
     st.sampled_from(_KINDS),
@@ -105,9 +112,7 @@ _STEPS = st.lists(
         st.sampled_from([0, 300, 1_000, 5_000]),
         st.lists(_RECORDS, max_size=7),
         st.booleans(),
-        st.sampled_from(
-            ["", "", "killed before it is stored", "killed after it is stored", "started again", "rescaled"]
-        ),
+        st.sampled_from(_ENDS),
     ),
     min_size=2,
     max_size=7,
@@ -185,6 +190,30 @@ _DELIVERED_LATER = [
     Step(300, [("waiting", 0, 60_000, 2, ""), *(("deliver", 0, 0, back, "") for back in (0, 1, 9))], False, ""),
     Step(5_000, [("deliver", 0, 0, 0, ""), ("cancel", 0, 0, 1, ""), ("named", 0, 4_000, 0, "b")], False, "rescaled"),
 ]
+# What repeats is cancelled, replaced and asked for in the batch that reads it, after some occurrences, after the last
+# one and in an overflow group; also by its name, which it keeps; and nothing is due at once.
+_REPEATING = [
+    Step(
+        0,
+        [
+            *(("repeats one", 0, 700, 0, ""), ("repeats all", 0, 700, 0, ""), ("repeats none", 1, 700, 2, "")),
+            *(("named repeats one", 0, 700, 0, "a"), ("keep repeats one", 0, 700, 0, "a"), ("keep late", 0, 0, 0, "a")),
+        ],
+        False,
+        "killed at the end",
+    ),
+    Step(300, [("repeats one", 0, 0, 0, ""), ("deliver", 0, 0, 0, ""), ("deliver", 0, 0, 5, "")], True, "rescaled"),
+    Step(
+        5_000,
+        [("deliver", 0, 0, 1, ""), ("cancel", 0, 0, 1, ""), ("deliver", 1, 0, 2, ""), ("keep asks", 0, 0, 0, "a")],
+        False,
+        "killed after it is stored",
+    ),
+    Step(5_000, [("named repeats one", 0, 0, 0, "a"), ("deliver", 0, 0, 0, "")], True, "killed before it is stored"),
+    Step(9_000, [("cancel", 0, 0, 6, ""), ("waiting repeats all", 0, 700, 2, "")], False, "started again"),
+    Step(5_000, [("cancel-name", 0, 0, 0, "a"), ("keep cancel-name", 0, 0, 0, "a"), ("cancel", 1, 0, 0, "")], True, ""),
+    Step(5_000, [("deliver", 0, 0, 0, ""), ("keep repeats one", 0, 700, 1, "a"), ("keep", 0, 700, 0, "a")], False, ""),
+]
 
 
 @dataclass
@@ -227,8 +256,8 @@ class Service:
     desk: RequestDesk | None = None
     buckets: list[bytes | None] = field(default_factory=lambda: [None] * SHARDS)
     sealed: dict[int, pa.Table] = field(default_factory=dict)
-    ready: dict[MessageId, int] = field(default_factory=dict)
-    came_out: list[MessageId] = field(default_factory=list)
+    ready: dict[MessageId | Occurrence, int] = field(default_factory=dict)
+    came_out: list[MessageId | Occurrence] = field(default_factory=list)
 
     def release(self, now_ms: int) -> None:
         """Let come out what is due by `now_ms`."""
@@ -248,11 +277,17 @@ class Service:
         if step.then == "killed after it is stored":
             decision = self._decided_again(decision, output, span, clock_ms)
             assert _due_in(self._moved(output, decision, span)) == _due_in(moved), "a replay hands over the same"
+        answers, repeating = self._hand_over(moved, decision, span)
+        names = self._occur(repeating, span, clock_ms)
+        if step.then == "killed at the end":
+            decision = self._decided_again(decision, output, span, clock_ms)
         assert self.desk is not None
+        decision = replace(decision, names=pa.concat_tables([decision.names, names]))
         self.desk.stored(decision, span, clock_ms)
         if step.then == "started again":
             self._end()
-        return self._hand_over(moved, decision, span)
+        # After the batch has read what they have answered before.
+        return self._answered(answers)
 
     def rescale(self, bucket: int) -> None:
         """Seal what the state has as `bucket`, as another checkpoint finds it."""
@@ -294,7 +329,8 @@ class Service:
         self.desk = self.desk or RequestDesk(self.table, Settings())
         rows: list[Any] = output.to_pylist()
         frame: Any = self.table.frame(output)
-        return self.desk.decide(frame, rows, span, clock_ms)
+        may_repeat = any(repeats(messages).any() for messages in self.sealed.values())
+        return self.desk.decide(frame, rows, span, clock_ms, may_repeat=may_repeat)
 
     def _state_stage(
         self, span: BatchSpan, clock_ms: int, arrivals: Accepted, overflows: bool
@@ -339,15 +375,22 @@ class Service:
         of_kind = output.filter(pc.equal(output.column("kind"), SEALED))
         chunks = [decode_chunk(chunk) for chunk in of_kind.column("chunk").to_pylist()]
         if chunks:
-            self.sealed[bucket] = pa.concat_tables(chunks)
+            before = [self.sealed[bucket]] if bucket in self.sealed else []
+            self.sealed[bucket] = pa.concat_tables([*before, *chunks])
         as_stored = stored_rows(BATCH_SETTINGS.index_precision_bits)
         return pa.Table.from_batches(as_stored(of_kind.to_batches()), STORED_SCHEMA)
 
-    def _hand_over(self, output: pa.Table, decision: Decision, span: BatchSpan) -> dict[MessageId, Answer]:
+    def _hand_over(
+        self, output: pa.Table, decision: Decision, span: BatchSpan
+    ) -> tuple[dict[MessageId, Answer], list[pa.Table]]:
+        """Hand over what is due, and return the answers, and those messages that repeat."""
         due = [decode_chunk(row["chunk"]) for row in output.to_pylist() if row["kind"] == DUE]
         answers: dict[MessageId, Answer] = {}
+        repeating: list[pa.Table] = []
         for messages in due:
             left = without_cancelled(messages, decision.left_out)
+            repeating.append(left.filter(pa.array(repeats(left))))
+            left = left.filter(pa.array(~repeats(left)))
             for row in answered(left, decision.answers).to_pylist():
                 identity = (row["topic"], row["partition"], row["offset"])
                 if row["kind"] in (REQUEST, ANSWER):
@@ -360,18 +403,45 @@ class Service:
         for bucket, messages in self.sealed.items():
             due = pc.field("deliver_at_ms")
             in_range = (due >= span.handed_over_below_ms) & (due < span.cutoff_ms)
-            for row in messages.filter(in_range).to_pylist():
+            own = messages.filter(in_range)
+            for at, row in enumerate(own.to_pylist()):
                 identity, due_ms = (row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"]
                 ranges = gone.get(identity, ())
-                if not any(from_ms <= due_ms <= until_ms and last >= bucket for from_ms, until_ms, last in ranges):
+                if any(from_ms <= due_ms <= until_ms and last >= bucket for from_ms, until_ms, last in ranges):
+                    continue
+                if row["kind"] == REPEATING:
+                    repeating.append(own.slice(at, 1))
+                else:
                     self._hand_over_one(identity, due_ms)
-        # After the batch has read what they have answered before.
+        return answers, repeating
+
+    def _answered(self, answers: dict[MessageId, Answer]) -> dict[MessageId, Answer]:
+        """Return `answers`, with those of the release processes to what was handed over to them."""
         sent: set[MessageId] = set()
         for ask, answer in sorted(answers.items()):
             if "/" in answer.result:
                 result = self._recall(parse_id(answer.result), answer.reason == DELIVERS, sent)
                 answers[ask] = Answer(answer.about, *result, answer.accepted)
         return answers
+
+    def _occur(self, messages: list[pa.Table], span: BatchSpan, clock_ms: int) -> pa.Table:
+        """Hand over occurrences of messages that repeat, and store those that follow. Return their names."""
+        rows: list[dict[str, Any]] = []
+        for shard, own in by_shard(pa.concat_tables([empty_messages(), *messages]), SHARDS):
+            made = OccurrenceRows(BATCH_SETTINGS, span.bucket, shard, clock_ms, span.cutoff_ms)
+            made.add(own)
+            rows += [row for batch in made.finish() for row in batch.to_pylist()]
+        names = [decode_chunk(row["chunk"]) for row in rows if row["kind"] == NAMED]
+        named = pa.concat_tables([NAMED_SCHEMA.empty_table(), *names])
+        for row in (row for each in rows if each["kind"] == DUE for row in decode_chunk(each["chunk"]).to_pylist()):
+            assert row["kind"] == OCCURRENCE
+            number = int(row["headers"][-1]["value"])
+            self._hand_over_one((*(row[name] for name in ID), number), row["deliver_at_ms"])
+        stored = self._sealed(pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA), span.bucket)
+        following = pa.concat_tables([stored, name_rows(named, span.bucket)])
+        if following.num_rows:
+            self.table.append(following, writer_of_following(span.origin.checkpoint), span.batch_id)
+        return named
 
     def _recall(self, asked: MessageId, delivers: bool, sent: set[MessageId]) -> tuple[str, str]:
         """Do what the release processes do, and return what they answer. `sent` is what they make due at once."""
@@ -385,7 +455,7 @@ class Service:
             return "cancelled", "already-cancelled" if delivers else "recalled"
         return ("due-now", "made-due") if delivers and asked in sent else ("too-late", "released")
 
-    def _hand_over_one(self, identity: MessageId, due_ms: int) -> None:
+    def _hand_over_one(self, identity: MessageId | Occurrence, due_ms: int) -> None:
         assert identity not in self.ready, "handed over once"
         self.ready[identity] = due_ms
 
@@ -402,7 +472,7 @@ class Service:
         assert content.get("replacement", own) == own
         about, result, reason = content["id"] and parse_id(content["id"]), content["result"], content["reason"]
         assert {each.code: each.result for each in Reason}[reason] == result
-        return Answer(about, result, reason, content.get("accepted"))
+        return Answer(about, result, reason, content.get("accepted"), content.get("occurrence"))
 
 
 def _due_in(output: pa.Table) -> set[tuple[Any, ...]]:
@@ -482,12 +552,18 @@ class Run:
         out = self.service.came_out
         assert len(out) == len(set(out)), "once"
         assert set(out) & self.messages == self.messages - self.model.cancelled
+        numbers: dict[MessageId, list[int]] = {}
+        for each in out:
+            if len(each) == 4:
+                numbers.setdefault(each[:3], []).append(each[3])
+        assert all(own == list(range(1, len(own) + 1)) for own in numbers.values()), "each once, in turn"
         assert not set(out) & self.model.cancelled
         for ask, answer in self._asks.items():
             assert answer.result != "cancelled" or answer.about not in out, ask
             assert answer.result != "too-late" or answer.about in out or answer.about not in self.messages, ask
             assert answer.result != "due-now" or answer.about in out, ask
             assert answer.accepted is not False or ask not in out
+            assert answer.occurrence is None or answer.occurrence == len(numbers.get(answer.about or NOTHING, []))
 
     def _publish(self, step: Step) -> tuple[list[Record], list[dict[str, Any]]]:
         """Return the records of a batch, for the model and for the job."""
@@ -505,14 +581,18 @@ class Run:
         for (kind, _, delay_ms, back, name), own in zip(step.records, ids, strict=True):
             asked = targets[-1 - back % len(targets)]
             published_ms = self._clock_ms + (_LATE_MS if kind.endswith("late") else 0)
-            record, marks = self._record(kind, own, published_ms, delay_ms, asked, name)
+            record, marks = self._record(kind.partition(" repeats")[0], own, published_ms, delay_ms, asked, name)
+            if "repeats" in kind:
+                record = record._replace(plan=Plan(_EVERY_MS, back or None, kind.rpartition(" ")[2]))
             after = [("deliver-after", b"soon" if kind == "bad" else b"%d" % delay_ms)]
+            if record.plan is not None:
+                after += _rule(record.plan)
             published.append(record)
             raw.append(
                 dict(zip(("topic", "partition", "offset"), own, strict=True))
                 | {"headers": headers(*after, *marks), "timestamp_ms": published_ms, "key": b"%d" % own[2]}
             )
-            if record.due_ms is not None and not record.is_bad:
+            if record.due_ms is not None and not record.is_bad and record.plan is None:
                 self.messages.add(own)
         return published, raw
 
@@ -539,6 +619,11 @@ class Run:
             marks = [("delayline-replaces", text), ("delayline-if", kind.encode())]
             return Record(own, due_ms, is_bad, asked, kind), marks
         return Record(own, due_ms, kind == "bad"), []
+
+
+def _rule(plan: Plan) -> list[tuple[str, bytes]]:
+    headers = [("delayline-repeat", b"every %dms" % plan.every_ms), ("delayline-repeat-missed", plan.missed.encode())]
+    return headers if plan.most is None else [*headers, ("delayline-repeat-count", b"%d" % plan.most)]
 
 
 def _offsets(ends: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
@@ -601,6 +686,7 @@ class SparkTable(BucketTable):
 @example(_KEEPING)
 @example(_DELIVERED)
 @example(_DELIVERED_LATER)
+@example(_REPEATING)
 @given(_STEPS)
 @settings(max_examples=12)
 def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:

@@ -59,7 +59,7 @@ def asks_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_ans
     rows = [
         (
             *(*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, name.encode()),
-            *(published_ms, wants_answer, False),
+            *(published_ms, wants_answer, False, False),
         )
         for offset, name, due in given
     ]
@@ -86,7 +86,7 @@ def decide(
     too, and it had none of them. What decides is `desk`, or one that knows nothing but the table. `terms` are those of
     `asks_for`.
     """
-    by_id = [(*place(offset), "asks", 1, offset, *[None] * 5, False) for offset in (*found, *not_found)]
+    by_id = [(*place(offset), "asks", 1, offset, *[None] * 5, False, False) for offset in (*found, *not_found)]
     asks = [dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in by_id]
     asked = pa.concat_tables([asks_for(*given, **terms), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
     dues = {offset: due for offset, _, due in given}

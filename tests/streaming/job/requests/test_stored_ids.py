@@ -169,3 +169,24 @@ def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:
     assert set(folder.iterdir()) <= before
     assert known(stored)[0]
     stored.close()
+
+
+def test_last_occurrence_of_a_message_that_repeats_has_its_name(store: BucketTable) -> None:
+    """Its batch stores the name of the message that it accepts, and of the occurrence that waits then."""
+    names = [
+        pa.Table.from_pylist(
+            [
+                {"name": b"a", "topic": TOPIC, "partition": 0, "offset": 7, "deliver_at_ms": due, "until_ms": due}
+                | {"keeps": False}
+            ],
+            schema=NAMED_SCHEMA,
+        )
+        for due in (5_000, 6_000)
+    ]
+    for several in (names, names[::-1]):
+        stored = StoredIds(store)
+        stored.open(0, ORIGIN)
+        for each in several:
+            stored.add(cancelled([]), each, 1)
+        assert stored.named_among([b"a"], 0).column("deliver_at_ms").to_pylist() == [6_000]
+        stored.close()
