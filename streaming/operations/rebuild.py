@@ -53,13 +53,21 @@ from state.message_ids import ID, ID_SCHEMA, ids_in
 from state.name_holders import HOLDER_SCHEMA, settled
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import rest_bucket, seal_rest, switch_over, writer_of_input, writer_of_state
+from streaming.checkpoint.handover import (
+    rest_bucket,
+    seal_rest,
+    switch_over,
+    writer_of_following,
+    writer_of_input,
+    writer_of_state,
+)
 from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.operations.moved import Moved, moved_in, with_ids, without_ids
 from streaming.operations.rest import Rest
+from streaming.operations.schedules import Superseded, as_holders, as_left_rows, left_in_table, superseded_in
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
@@ -146,7 +154,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     store.check_log()
     guard.take_over(store, merge_token(store, lease.fencing_token))
     # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
-    for writer_id in (handed_over.origin.checkpoint, writer_of_state(handed_over.origin.checkpoint)):
+    before = handed_over.origin.checkpoint
+    for writer_id in (before, writer_of_following(before), writer_of_state(before)):
         store.fence(writer_id)
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
@@ -161,6 +170,10 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
     taken = _taken(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
+    repeating = left_in_table(store, handed_over, with_ids(not_there, recalled))
+    if repeating is not None:
+        repeating = repeating.persist()
+    superseded = Superseded() if repeating is None else superseded_in(repeating)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
     sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
@@ -171,7 +184,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         generation=handed_over.origin.generation + 1,
         shards=settings.bucket.shards,
         first_bucket=bucket + 1,
-        cutoff_ms=handed_over.cutoff_ms,
+        # What waits below the cutoff is sealed again, without those that wait no more.
+        cutoff_ms=max(handed_over.cutoff_ms, superseded.end_ms),
         offsets=ends,
         input_ids=with_present(known, input_ids(settings)),
         epoch=handed_over.origin.epoch,
@@ -183,17 +197,23 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved)
-        overdue = _overdue(store, cancelled, moved, origin)
+        overdue = _overdue(store, cancelled, moved, superseded, origin)
+        if repeating is not None:
+            overdue = overdue.union(repeating.mapInArrow(as_left_rows(origin.shards), from_arrow_schema(LEFT_SCHEMA)))
         if (due_then := _left_of_moved(store, moved, origin)) is not None:
             overdue = overdue.union(due_then)
         ids = None
         if gives_names(batch_settings):
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
+            if repeating is not None:
+                named = named.union(as_holders(repeating, origin.overdue_bucket))
             ids = names_of(store, named, origin, not_there, ids_left(overdue), batch_settings.keeps_names)
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
         resealed = seal_rest(store, rest, origin, writer_of_input(handed_over.origin.checkpoint), batch_settings, ids)
+    if repeating is not None:
+        repeating.unpersist()
     # 5. Switch over.
     guard.check()
     switch_over(settings, origin, store.spark, lease)
@@ -306,7 +326,9 @@ def names_of(
     return by_name.mapInArrow(settled(origin, cancelled, overdue, keeps_names), from_arrow_schema(STORED_SCHEMA))
 
 
-def _overdue(store: BucketTable, cancelled: OffsetBitmaps, moved: Moved, origin: CheckpointOrigin) -> DataFrame:
+def _overdue(
+    store: BucketTable, cancelled: OffsetBitmaps, moved: Moved, superseded: Superseded, origin: CheckpointOrigin
+) -> DataFrame:
     """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -315,6 +337,8 @@ def _overdue(store: BucketTable, cancelled: OffsetBitmaps, moved: Moved, origin:
                 messages = decode_chunk(chunk.as_py())
                 waiting = ~moved.handed_over.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
+                if superseded:
+                    waiting &= ~superseded.among(messages)
                 left = messages.filter(pa.array(waiting))
                 left = without_named(left, in_bitmaps(left, cancelled) | moved.are_gone(left, bucket))
                 yield from left_rows(left, origin.shards)

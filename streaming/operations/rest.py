@@ -19,13 +19,14 @@ from state.cancel import WAITING, MessageId, asks_of, own_ids, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
-from state.kinds import is_ask, is_message, requests_in
+from state.kinds import is_ask, is_message, repeats, requests_in
 from state.message import with_due_times
-from state.message_ids import among, ids_in, ids_of
+from state.message_ids import among, ids_in, ids_of, places_in
 from state.name_holders import HOLDER_SCHEMA
 from state.names import KEEP
 from state.reasons import Reason
 from streaming.operations.moved import Moved
+from streaming.operations.schedules import left_of_input
 
 # How long after its timestamp the lost job read a record, at the most.
 _MOST_LAG_MS = HOUR
@@ -72,8 +73,14 @@ class Rest:
                 asks = accepted.asks
                 own = asks.filter(pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition"))))
                 ids = own_ids(own)
-                left = ids_in(rest.filter(pa.array(~is_ask(rest))))
-                due, buckets = own.column("deliver_at_ms"), pa.repeat(pa.scalar(bucket), own.num_rows)
+                waiting = rest.filter(pa.array(~is_ask(rest)))
+                left = ids_in(waiting)
+                # Of a message that repeats another occurrence may wait.
+                places = places_in(waiting, ids)
+                due = pc.coalesce(
+                    waiting.column("deliver_at_ms").take(pa.array(places, mask=places < 0)), own.column("deliver_at_ms")
+                )
+                buckets = pa.repeat(pa.scalar(bucket), own.num_rows)
                 keeps = pc.equal(own.column("condition"), KEEP)
                 columns = [own.column("name"), *ids.columns, due, due, keeps, buckets, pa.array(among(ids, left))]
                 yield from pa.table(columns, names=HOLDER_SCHEMA.names).cast(HOLDER_SCHEMA).to_batches()
@@ -106,8 +113,13 @@ class Rest:
                 messages = accepted.messages
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
                 stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
-                left = messages.filter(pa.array(~(self._is_handed_over(records, messages) | stored)))
-                yield accepted, self.moved.left_of(left)
+                are_handed_over = self._is_handed_over(records, messages)
+                left = self.moved.left_of(messages.filter(pa.array(~(are_handed_over | stored))))
+                staged = are_handed_over & ~stored & repeats(messages)
+                if staged.any():
+                    following = left_of_input(messages.filter(pa.array(staged)), self.handed_over)
+                    left = pa.concat_tables([left, following]).combine_chunks()
+                yield accepted, left
 
     def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
         """Return which of `messages`, accepted from `records`, the lost job has handed over."""
