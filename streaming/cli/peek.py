@@ -46,12 +46,13 @@ def peek(
 
     JSON objects have: id (topic/partition/offset of the input record), place (ready, mutable or sealed), deliver_at
     (ISO-8601), deliver_at_ms, timestamp_ms, output_topic, error_code (of a dead letter, or null), key, value, headers
-    (pairs of name and value). Bytes that are not UTF-8 become {"base64": "..."}, absent ones null.
+    (pairs of name and value), and repeat. This has the rule of a repeating message, the number of its next occurrence,
+    and next: three instants. Bytes that are not UTF-8 become {"base64": "..."}, absent ones null.
     """
     from conf.errors import UsageError
     from sources.canceller import place_of
     from streaming.status.json_values import json_line
-    from streaming.status.look import Look, message_fields
+    from streaming.status.look import Look, message_fields, repeat_fields
     from streaming.status.look_reader import LookReader
 
     settings = settings_of(config, overrides)
@@ -77,7 +78,13 @@ def peek(
     if output_format == "table":
         typer.echo(_line({name: name for name in _COLUMNS}))
     for row in rows:
-        typer.echo(json_line(message_fields(row)) if output_format == "json" else _line(_cells(row)))
+        if output_format == "json":
+            typer.echo(json_line(message_fields(row)))
+            continue
+        typer.echo(_line(_cells(row)))
+        if repeat := repeat_fields(row["headers"] or (), row["deliver_at_ms"]):
+            following = ", ".join(map(str, repeat["next"]))
+            typer.echo(f"    repeats {repeat['rule']}, occurrence {repeat['number']}, next {following}")
     if ids and len(rows) < len(set(ids)):
         typer.echo(f"{len(set(ids)) - len(rows)} of {len(set(ids))} do not wait", err=True)
         raise typer.Exit(1)

@@ -34,6 +34,31 @@ def publish(
         str | None,
         typer.Option(metavar="LEVEL", help="Deliver after the delay of this level: 1, 2, ...; 0 means no delay."),
     ] = None,
+    repeat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Deliver again and again: 'every 10m', PT10M, or a cron expression such as '0 9 * * MON-FRI'. The "
+            "policy repeats must allow it.",
+        ),
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option("--repeat-zone", metavar="ZONE", help="The time zone of a cron expression.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--repeat-until", metavar="INSTANT", help="No occurrence comes after this instant.")
+    ] = None,
+    most: Annotated[
+        str | None, typer.Option("--repeat-count", metavar="N", help="How many occurrences come, at the most.")
+    ] = None,
+    missed: Annotated[
+        Literal["one", "all", "none"] | None,
+        typer.Option(
+            "--repeat-missed",
+            help="Deliver the first, all or none of the occurrences that fell due while the job was down.",
+            show_default="one",
+        ),
+    ] = None,
     to: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Deliver to this topic; the job must allow it.")
     ] = None,
@@ -80,15 +105,15 @@ def publish(
 ) -> None:
     """Publish messages, with or without a delay. Prints the id of each message: topic/partition/offset.
 
-    Without --after, --at and --level the message is delivered immediately. The command checks the schedule before it
-    sends anything, unless --unchecked is given.
+    Without --after, --at, --level and --repeat the message is delivered immediately. The command checks the schedule
+    before it sends anything, unless --unchecked is given.
 
     With --replaces, the command waits for the job's answer, and shows it on standard error. Exit codes then: 0 the new
     message is accepted; 3 it is refused, because the old one was cancelled before; 4 it is refused, because the old one
     is staged or unknown; 1 there was no answer in time.
     """
     from sources.canceller import Canceller, place_of
-    from sources.intake.schedule_headers import schedule_headers
+    from sources.intake.schedule_headers import repeat_headers, schedule_headers
     from sources.publisher import Publisher
     from state.cancel import WAITING, replacing
     from state.names import NAME_HEADER
@@ -102,6 +127,7 @@ def publish(
     if name is not None and replaces:
         raise UsageError("--name and --replaces exclude each other: a message with a name replaces the one that has it")
     schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
+    schedule += repeat_headers(repeat, zone, until, most, missed, checked=not unchecked)
     user_headers = [header("--header", text) for text in headers or ()]
     if name is not None:
         user_headers.append((NAME_HEADER, os.fsencode(name)))

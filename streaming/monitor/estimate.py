@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,12 +47,13 @@ class WaitingEstimate:
         rows: list[tuple[float, ...]] = []
         for shard, own in mutable.items():
             mean_bytes = own.mean_bytes
-            rows += [(shard, 1, *run, run.messages * mean_bytes) for run in own.runs]
+            rows += [(shard, 1, *run, 0, run.messages * mean_bytes) for run in own.runs]
         rows += [
-            (each.shard, 0, each.min_deliver_at_ms, each.max_deliver_at_ms, each.count, each.bytes) for each in segments
+            (each.shard, 0, each.min_deliver_at_ms, each.max_deliver_at_ms, each.count, each.repeats, each.bytes)
+            for each in segments
         ]
-        nbytes = np.array([row[5] for row in rows], dtype=np.float64)
-        table = np.array([row[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
+        nbytes = np.array([row[6] for row in rows], dtype=np.float64)
+        table = np.array([row[:6] for row in rows], dtype=np.int64).reshape(-1, 6)
         waits = table[:, 3] >= cutoff_ms
         table, nbytes = table[waits], nbytes[waits]
         self._shards, self._is_mutable = table[:, 0], table[:, 1].astype(bool)
@@ -59,6 +61,7 @@ class WaitingEstimate:
         left = 1 - _share_below(cutoff_ms, firsts, self._lasts)
         # The last message of each waits, at least.
         self._counts = np.maximum(1, np.rint(table[:, 4] * left).astype(np.int64))
+        self._repeats = table[:, 5] * left
         self._bytes = nbytes * left
         self._firsts = np.maximum(firsts, cutoff_ms)
 
@@ -71,6 +74,11 @@ class WaitingEstimate:
     def sealed(self) -> int:
         """The number of messages in sealed buckets."""
         return int(self._counts[~self._is_mutable].sum())
+
+    @property
+    def repeating(self) -> int:
+        """The number of messages that repeat: one occurrence of each waits, in a sealed bucket."""
+        return math.ceil(float(self._repeats.sum()))
 
     @property
     def merged(self) -> int:

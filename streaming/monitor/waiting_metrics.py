@@ -41,6 +41,8 @@ def waiting_metrics(
         "delayline_waiting_messages", "Waiting messages that are not staged, approximately.", labels=["place"]
     )
     waiting.add_metric(["sealed"], all_waiting.sealed)
+    repeating = all_waiting.repeating
+    yield gauge("delayline_repeating_messages", "Waiting messages that repeat, approximately.", repeating)
     if knows_mutable:
         waiting.add_metric(["mutable"], all_waiting.mutable)
         yield from _when_due(all_waiting, now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from conf.errors import ZoneMissing
 from conf.instants import instant
 from conf.settings import Settings
 from state.message_ids import ids_of
+from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Occurrence, Schedule
 from streaming.status.json_values import text_or_base64
 from streaming.status.messages import selected_messages
 from streaming.status.storage_reader import retry_while_files_vanish
@@ -70,11 +72,37 @@ def look(spark: SparkSession, settings: Settings, wanted: Look, most_bytes: int 
 
 def message_fields(row: Mapping[str, Any]) -> dict[str, object]:
     """Return a row of `WAITING_SCHEMA` as JSON values; `delayline peek --help` lists them."""
+    headers = list(row["headers"] or ())
+    repeating = repeat_fields(headers, row["deliver_at_ms"])
+    if repeating is not None:
+        headers = headers[:-2]
     names = ("id", "place", "deliver_at_ms", "timestamp_ms", "output_topic", "error_code")
     return {
         **{name: row[name] for name in names},
         "deliver_at": instant(row["deliver_at_ms"]),
         "key": text_or_base64(row["key"]),
         "value": text_or_base64(row["value"]),
-        "headers": [[header["key"], text_or_base64(header["value"])] for header in row["headers"] or ()],
+        "headers": [[header["key"], text_or_base64(header["value"])] for header in headers],
+        "repeat": repeating,
     }
+
+
+def repeat_fields(headers: Sequence[Any], due_ms: int) -> dict[str, Any] | None:
+    """Return what is shown of a message that waits with `headers`, and is due at `due_ms` (epoch ms), if it repeats.
+
+    That is its rule, the number of the next occurrence, and the next three instants.
+    """
+    if len(headers) < 2 or (headers[-2]["key"], headers[-1]["key"]) != (SCHEDULE_HEADER, NUMBER_HEADER):
+        return None
+    try:
+        schedule = Schedule.from_bytes(bytes(headers[-2]["value"]))
+        first = Occurrence(int(headers[-1]["value"]), due_ms)
+    except (ValueError, TypeError, AttributeError):
+        # A publisher may write headers of these names on a message that does not repeat.
+        return None
+    try:
+        upcoming = schedule.upcoming(first, 3)
+    except ZoneMissing:
+        # The job's hosts have the zone, and this one does not.
+        upcoming = [first]
+    return {"rule": str(schedule.rule), "number": first.number, "next": [instant(each.at_ms) for each in upcoming]}

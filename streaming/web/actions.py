@@ -23,7 +23,7 @@ from conf.settings import Settings
 from sources.canceller import Canceller, asks_for
 from sources.intake.presets import name_messages
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
-from streaming.status.look import Look
+from streaming.status.look import Look, repeat_fields
 from streaming.web.selections import Messages, Selection
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
             raise UsageError(
                 f"messages of {topic} have names. Publish them again under their names, with another delay"
             )
+        if policy.repeats:
+            raise UsageError(f"messages of {topic} may repeat. Replace them, with another rule")
         if policy.expire_after is not None or policy.expiry_header is not None:
             raise UsageError(f"messages of {topic} expire by its policies, so they cannot be postponed here")
         if selection.last_due_ms + by_ms - time.time_ns() // 1_000_000 > policy.max_delay - _MARGIN_MS:
@@ -96,7 +98,8 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
         found = 0
         for piece in _pieces(selection.places):
             for row in messages.look(Look(ids=tuple(piece), limit=len(piece))):
-                if row["error_code"] is not None:
+                # A message that repeats was accepted by a policy before.
+                if row["error_code"] is not None or repeat_fields(row["headers"] or (), row["deliver_at_ms"]):
                     continue
                 found += 1
                 publishing.replace(row, row["deliver_at_ms"] + by_ms)

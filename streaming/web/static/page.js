@@ -236,7 +236,10 @@ async function look() {
     const more = message.value_bytes > 2000 ? `\n… ${count(message.value_bytes)} bytes` : "";
     return row([
       message.deliver_at, message.place, message.id, message.output_topic, long(text(message.key)), long(value + more),
-      long(message.headers.map(([name, held]) => `${name}: ${text(held)}`).join("\n")),
+      long([
+        ...(message.repeat ? [`repeats ${message.repeat.rule}, next ${message.repeat.next.join(", ")}`] : []),
+        ...message.headers.map(([name, held]) => `${name}: ${text(held)}`),
+      ].join("\n")),
     ]);
   }));
   const shown = messages.length ? `${count(messages.length)} shown` : "nothing waits that fits";

@@ -179,6 +179,10 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
         (["--level", "high"], "bad-delay-level"),
         (["--to", ""], "bad-deliver-to"),
         (["--after", "1s", "--level", "1"], "two-delays"),
+        (["--repeat", "often"], "bad-repeat"),
+        (["--repeat", "every 10m", "--repeat-zone", "Europe/Berlin"], "bad-repeat"),
+        (["--repeat", "every 10m", "--repeat-until", "later"], "bad-repeat"),
+        (["--repeat-count", "3"], "bad-repeat"),
         (["--after", "\udcff"], "bad-deliver-after"),
         (["--to", "\udcff"], "bad-deliver-to"),
         (["--header", "novalue"], "bad-usage"),
@@ -193,6 +197,19 @@ def test_an_invalid_message_is_refused_before_anything_is_sent(prepared: Setting
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"error: {code}: ")
     assert run(prepared, "publish", "first").stdout.endswith("/0/0\n")
+
+
+def test_a_message_that_repeats_is_published_with_its_rule(prepared: Settings) -> None:
+    rule = ["--repeat", "0 9 * * MON-FRI", "--repeat-zone", "Europe/Berlin", "--repeat-until", "2031-01-01T00:00:00Z"]
+    assert run(prepared, "publish", "x", *rule, "--repeat-count", "9", "--repeat-missed", "all").exit_code == 0
+    source = prepared.topics.input[0]
+    args = ["subscribe", "--from", "beginning", "--count", "1", "--topic", source, "--format", "json"]
+    (record,) = json_lines(run(prepared, *args))
+    assert record["headers"] == [
+        ["delayline-repeat", "0 9 * * MON-FRI"], ["delayline-repeat-zone", "Europe/Berlin"],
+        ["delayline-repeat-until", "2031-01-01T00:00:00Z"], ["delayline-repeat-count", "9"],
+        ["delayline-repeat-missed", "all"],
+    ]  # fmt: skip
 
 
 def test_a_bad_schedule_can_be_sent_on_purpose(prepared: Settings) -> None:

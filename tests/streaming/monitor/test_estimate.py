@@ -44,6 +44,14 @@ def test_a_segment_that_is_partly_handed_over_counts_from_the_cutoff() -> None:
     assert [(shard.shard, shard.sealed) for shard in waiting.by_shard(1)] == [(0, 0), (1, 10)]
 
 
+def test_of_a_message_that_repeats_one_occurrence_counts() -> None:
+    """Those that were staged lie in the table until all of their part was."""
+    staged = Segment(0, 0, 0, "p", 1_000, 1_999, 100, 1_000, repeats=100)
+    following = Segment(1, 0, 0, "q", 2_000, 2_999, 100, 1_000, repeats=40)
+    assert WaitingEstimate({}, [staged, following], cutoff_ms=2_000).repeating == 40
+    assert WaitingEstimate({}, [staged, following], cutoff_ms=3_000).repeating == 0
+
+
 def test_a_year_ahead_is_in_spans_of_its_own() -> None:
     dues_ms = {"30d": 29, "90d": 31, "366d": 365, "later": 367}
     segments = [segment(number, 0, [days * 86_400_000]) for number, days in enumerate(dues_ms.values())]
