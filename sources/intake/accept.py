@@ -153,7 +153,7 @@ def accept_group(
         deliver_at, decided = due_times(
             headers, timestamps, batch_settings, policy, presets, clock_ms, repeats.rows, rejections
         )
-        deliver_at = repeats.first_due(deliver_at, decided, timestamps, batch_settings, policy, clock_ms, rejections)
+        deliver_at = repeats.first_due(deliver_at, decided, timestamps, policy, clock_ms, rejections)
         if policy.expiry_header:
             check_expiry(headers, policy.expiry_header, deliver_at, rejections)
         # One occurrence of them waits at any time, however soon the first is due.

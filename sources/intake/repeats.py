@@ -13,7 +13,7 @@ from conf.durations import format_duration
 from conf.errors import BadRepeat, BadTimestamp, DelayTooLong, Rejected
 from sources.intake.header_columns import Headers, Ints, Mask, Rejections
 from sources.intake.presets import Preset, Repeat
-from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.checkpoint.batch_settings import DelayPolicy
 from state.header_values import header_text, parse_instant, whole_number
 from state.message import HEADERS
 from state.names import named
@@ -63,7 +63,6 @@ class Repeats:
         dues: Ints,
         decided: Mask,
         timestamps: Ints,
-        batch_settings: BatchSettings,
         policy: DelayPolicy,
         clock_ms: int,
         rejections: Rejections,
@@ -73,7 +72,6 @@ class Repeats:
         By an interval that is when the message is due, or an interval after its timestamp if no header or policy has
         `decided` that. By a cron expression it is the first instant then or later, or else after the timestamp.
         """
-        most_ms = batch_settings.max_delay_ms if policy.most_ms is None else policy.most_ms
         dues = dues.copy()
         for row, schedule in self.schedules.items():
             if row in rejections.errors:
@@ -81,7 +79,7 @@ class Repeats:
             try:
                 published_ms = int(timestamps[row])
                 start_ms = int(dues[row]) if decided[row] else None
-                dues[row] = _first_ms(schedule, start_ms, published_ms, most_ms, clock_ms)
+                dues[row] = _first_ms(schedule, start_ms, published_ms, policy.most_ms, clock_ms)
             except Rejected as error:
                 rejections.reject(np.array([row]), error)
         return dues

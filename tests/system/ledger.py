@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from streaming.judge.names import Named, name_problems
 from streaming.judge.outputs import Outputs
 from streaming.judge.reasons import Circumstances
 from streaming.judge.record import ANY_ERROR, Header, Published, Received
+from streaming.judge.schedules import Repeated, last_numbers, schedule_problems
 from streaming.judge.verdict import LEAST_CHECKED, Verdict, judge
 from tests.eventually import PATIENCE
 
@@ -59,6 +61,12 @@ class Ledger:
     answers: list[Got] = field(default_factory=list, repr=False)
     # Messages that have a name, and cancels by one. All records of a name are in one partition.
     named: dict[str, Named] = field(default_factory=dict)
+    # Messages that repeat. They are not among those that were `sent`.
+    repeated: dict[str, Repeated] = field(default_factory=dict)
+    # When the job was killed, and delivered again, epoch ms.
+    outages: list[tuple[int, int]] = field(default_factory=list)
+    # How long a message that repeats has to come, after it is due.
+    repeat_slack_ms: int = 15_000
     # How long before it is due a message is handed over, and written to its topic, at the earliest.
     horizon_ms: int = 60_000
     written_ms: int = 120
@@ -149,6 +157,35 @@ class Ledger:
             options["timestamp"] = timestamp_ms
         if partition is not None:
             options["partition"] = partition
+        self._producer.produce(topic, value, key, headers=[*headers, *own], on_delivery=record_sent, **options)
+        self._producer.poll(0)
+
+    def repeat(
+        self,
+        topic: str,
+        value: bytes | None,
+        rule: Headers,
+        expected: Callable[[str, int], Repeated],
+        *,
+        headers: Headers = (),
+        key: bytes | None = None,
+        partition: int | None = None,
+        replaces: str | None = None,
+    ) -> None:
+        """Publish one message that repeats, by the headers `rule`. `expected` takes its id and timestamp (epoch ms)."""
+        own = list(rule)
+        if replaces is not None:
+            self._read_answers()
+            own += [("delayline-replaces", replaces.encode())]
+
+        def record_sent(failure: object, message: object) -> None:
+            assert failure is None, failure
+            identity = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
+            self.repeated[identity] = expected(identity, message.timestamp()[1])  # type: ignore[attr-defined]
+            if replaces is not None:
+                self.asks[identity], self.conditions[identity] = replaces, "waiting"
+
+        options: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._producer.produce(topic, value, key, headers=[*headers, *own], on_delivery=record_sent, **options)
         self._producer.poll(0)
 
@@ -324,7 +361,7 @@ class Ledger:
 
     def _problems(self, complete: bool, least_checked: float) -> list[str]:
         problems = self._judged(complete).problems(least_checked)
-        came_out = {record.id for record in self.got}
+        came_out = {record.id for record in self.got} - self.repeated.keys()
         circumstances = Circumstances(
             inputs={each.rsplit("/", 2)[0] for each in self.sent.keys() | self.asks.keys()},
             messages=self.sent,
@@ -334,10 +371,20 @@ class Ledger:
             steady=self.asks.keys() if self.is_steady else (),
             shown_ms=self.shown_ms,
         )
-        answers = Answers.of(answer for answer in list(self.answers) if answer.id not in self.named)
-        problems += answers.problems(
-            self.asks, came_out, complete, circumstances, self.conditions, self.delivering.keys()
+        # What repeats is judged by itself.
+        of_others = {ask: asked for ask, asked in self.asks.items() if asked not in self.repeated}
+        answers = Answers.of(
+            answer
+            for answer in list(self.answers)
+            if answer.id not in self.named and answer.id not in self.asks.keys() - of_others.keys()
         )
+        problems += answers.problems(
+            of_others, came_out, complete, circumstances, self.conditions, self.delivering.keys()
+        )
+        counts = Counter(answer.id for answer in list(self.answers))
+        twice = [ask for ask in self.asks if counts[ask] > 1 or (complete and not counts[ask])]
+        problems += [f"{ask} has {counts[ask]} answers" for ask in twice]
+        problems += self.repeat_problems(time.time_ns() // 1_000_000 - self.repeat_slack_ms if complete else 0)
         problems += too_early(self.sent, self._asked_ms(), list(self.got))
         problems += too_late(answers.made_due_ms(), list(self.got), self.shown_ms)
         problems += answers.misplaced(list(self.got))
@@ -346,6 +393,15 @@ class Ledger:
             of_names = [answer for answer in list(self.answers) if answer.id in self.named]
             problems += name_problems(self.named.values(), named, of_names, _NAME_SLACK_MS)
         return problems
+
+    def repeat_problems(self, until_ms: int) -> list[str]:
+        """Return what is wrong with messages that repeat, of which all must have come that is due before `until_ms`."""
+
+        def was_down(start_ms: int, end_ms: int) -> bool:
+            return any(start_ms <= end and begin <= end_ms for begin, end in self.outages)
+
+        ended = last_numbers(self.asks, list(self.answers))
+        return list(schedule_problems(self.repeated, list(self.got), ended, until_ms, was_down))
 
     def _superseded(self) -> set[str]:
         """Return the messages whose name a later record has, or asks for: they may come out, or not."""
@@ -357,7 +413,8 @@ class Ledger:
         not_expected = self.cancelled() | self.refused() | (self._superseded() - {record.id for record in self.got})
         sent = as_made_due(self.sent, self._asked_ms(), list(self.got))
         kept = {identity: message for identity, message in sent.items() if identity not in not_expected}
-        return judge(kept, list(self.got), self._watch.acceptance(), environment, complete)
+        got = [record for record in list(self.got) if record.id not in self.repeated]
+        return judge(kept, got, self._watch.acceptance(), environment, complete)
 
     def _asked_ms(self) -> dict[str, int]:
         """Return which messages were asked for to be due at once, and when first, epoch ms."""

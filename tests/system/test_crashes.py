@@ -55,7 +55,8 @@ _MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
 _ALWAYS = {("cancelled", "transaction-filled", "near-claimed")}
 # That shards are revoked takes a second process: tests/system/test_release.py. So it does with lanes:
 # tests/streaming/forward/test_process.py.
-_ELSEWHERE = {"cleaning", "shards-revoked"}
+# Occurrences take messages that repeat: tests/system/test_repeating.py.
+_ELSEWHERE = {"cleaning", "shards-revoked", "following", "followed"}
 # Much falls due while the job starts again and again, before anything has accepted it.
 _LEAST_CHECKED = 0.1
 _OF_LANES = FORWARD_POINTS.keys() | LANE_POINTS.keys()

@@ -98,7 +98,7 @@ def test_default_delay_is_not_for_messages_that_repeat() -> None:
         ([("delayline-repeat-count", b"3")], "bad-repeat", "without delayline-repeat"),
         ([("Delayline-Repeat", b"every 10m")], "header-case", "delayline-repeat"),
         ([RULE, ("deliver-after", b"soon")], "bad-deliver-after", "duration"),
-        ([RULE, ("deliver-after", b"9999d")], "delay-too-long", "limits.max_delay"),
+        ([RULE, ("deliver-after", b"9999d")], "delay-too-long", "policy max_delay"),
     ],
 )
 def test_what_cannot_be_followed_is_a_dead_letter(pairs: list[tuple[str, bytes]], code: str, why: str) -> None:
