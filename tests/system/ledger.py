@@ -379,7 +379,7 @@ class Ledger:
             if answer.id not in self.named and answer.id not in self.asks.keys() - of_others.keys()
         )
         problems += answers.problems(
-            of_others, came_out, complete, circumstances, self.conditions, self.delivering.keys()
+            of_others, came_out, complete, circumstances, self.conditions, self.delivering.keys() & of_others.keys()
         )
         counts = Counter(answer.id for answer in list(self.answers))
         twice = [ask for ask in self.asks if counts[ask] > 1 or (complete and not counts[ask])]
