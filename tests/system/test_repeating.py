@@ -18,6 +18,8 @@ from tests.system.ledger import Header, Ledger
 
 _EVERY_MS = 2_000
 _SETTINGS = ("policies.repeats=true", "policies.repeat_interval=1s", "policies.names=header")
+# Where a driver is killed.
+_POINTS = ("following", "transaction-open@2", "followed", "handed-over")
 
 
 def repeat(
@@ -142,9 +144,16 @@ def test_missed_occurrences_come_once_or_each_or_not_at_all(
 
 
 @pytest.mark.takes(150)
-@pytest.mark.parametrize("then", ["run", "rebuild", "rescale"])
+@pytest.mark.parametrize(
+    ("then", "points"),
+    [
+        ("run", ("following", "followed")),
+        ("rebuild", ("transaction-open@2", "following")),
+        *(pytest.param(then, _POINTS, marks=pytest.mark.thorough) for then in ("run", "rebuild", "rescale")),
+    ],
+)
 def test_each_occurrence_comes_once_across_kills(
-    application: Application, make_service: MakeService, then: str
+    application: Application, make_service: MakeService, then: str, points: tuple[str, ...]
 ) -> None:
     """Before and after occurrences are handed over, and before and after those that follow them are stored.
 
@@ -157,7 +166,7 @@ def test_each_occurrence_comes_once_across_kills(
     publish_each_kind(ledger, application)
     assert_eventually(lambda: all_came(ledger, 1), 60, "occurrences")
     begun_ms = now_ms()
-    for shards, point in enumerate(("following", "transaction-open@2", "followed", "handed-over"), 3):
+    for shards, point in enumerate(points, 3):
         service.kill()
         # Read with the occurrences that are due then.
         publish_each_kind(ledger, application, 2_000)
