@@ -86,7 +86,9 @@ def _close_moved(plan: HandOverPlan) -> None:
         # The driver does not know yet which writers this batch has opened.
         if key[0] == plan.application_id and moved and writer.opened_for.batch_id < plan.batch.batch_id:
             writer.close()
-            _open_writers.pop(key, None)
+            # Not one that the thread of that shard has opened meanwhile.
+            if _open_writers.get(key) is writer:
+                _open_writers.pop(key, None)
 
 
 def _transactions(messages: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:

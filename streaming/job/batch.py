@@ -42,7 +42,7 @@ from streaming.checkpoint.handover import writer_of_following
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.inputs.admission import Admission
 from streaming.job.inputs.arrivals import ArrivalWatch, reads_to_limit
-from streaming.job.inputs.batch_size import BatchSize, message_bytes
+from streaming.job.inputs.batch_size import BatchSize, record_bytes
 from streaming.job.inputs.input_loss import read_bounds, warn_of_input_loss
 from streaming.job.inputs.input_watch import InputWatch
 from streaming.job.lanes.claim_watch import ClaimWatch
@@ -323,7 +323,8 @@ class BatchRunner:
     def _choose_size(self, rows: Iterable[Row], span: BatchSpan, took_s: float) -> bool:
         """Choose how many records the next batch may read. Return whether this one has read all that it might."""
         reads_all = reads_to_limit(span, self._size.records)
-        self._size.done(sum(span.read_by_topic.values()), message_bytes(rows), took_s)
+        read = sum(span.read_by_topic.values())
+        self._size.done(read, record_bytes(rows, read), took_s)
         limit_next_batch(self._store.spark, self._settings.application_id, self._size.records)
         return reads_all
 

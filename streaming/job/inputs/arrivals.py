@@ -40,10 +40,10 @@ LookForUrgent = Callable[[float], bool]
 def reads_to_limit(span: BatchSpan, most_records: int) -> bool:
     """Return whether the batch of `span` reads all records that it may, so that more may wait.
 
-    Spark divides `most_records` among the partitions, and rounds each share down.
+    Spark divides `most_records` among the partitions, and rounds each share down, but takes one record at least.
     """
     partitions = sum(map(len, span.ends.values()))
-    return sum(span.read_by_topic.values()) > most_records - max(1, partitions)
+    return sum(span.read_by_topic.values()) > max(0, most_records - max(1, partitions))
 
 
 class ArrivalWatch:

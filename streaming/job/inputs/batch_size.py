@@ -42,20 +42,24 @@ class BatchSize:
         self._shortest_s = math.inf
         self.records = first_size(most_records)
 
-    def done(self, read: int, message_bytes: float | None, took_s: float) -> None:
-        """Take a batch: records read, the mean bytes of its messages (None without messages), and its steps' time."""
+    def done(self, read: int, record_bytes: float | None, took_s: float) -> None:
+        """Take a batch: the records read, what each has left on average (`record_bytes`), and its steps' time."""
         self._shortest_s = min(self._shortest_s, took_s)
         if not read:
             return
         by_time = _RECORDS_S * read / max(took_s - self._shortest_s, 1e-3)
         records = min(self._most_records, max(_FIRST_RECORDS, _GROWTH * read), max(_LEAST_BY_TIME, by_time))
-        if message_bytes is not None:
-            records = min(records, self._most_bytes / message_bytes)
+        if record_bytes is not None:
+            records = min(records, self._most_bytes / record_bytes)
         self.records = max(1, int(records))
 
 
-def message_bytes(rows: Iterable[Row]) -> float | None:
-    """Return the mean bytes in memory of the messages in a batch's `rows` (`SHARD_OUTPUT_SCHEMA`); None without any."""
+def record_bytes(rows: Iterable[Row], read: int) -> float | None:
+    """Return the mean bytes in memory that a record leaves to a batch, which has `read` so many; None if none does.
+
+    What forwarders have taken leaves nothing. `rows` are those of the batch (`SHARD_OUTPUT_SCHEMA`), and those that are
+    kept have messages of the batches before as well.
+    """
     own = [row for row in rows if row["kind"] in (DUE, SEALED, KEPT)]
     count = sum(row["count"] for row in own)
-    return sum(row["bytes"] for row in own) / count if count else None
+    return sum(row["bytes"] for row in own) / max(count, read) if count else None

@@ -173,12 +173,12 @@ def test_a_batch_that_reads_what_spark_lets_it_read_of_more_records_reads_to_its
 ) -> None:
     """Spark takes of each partition the share of its records, rounded down, but at least one."""
     total = sum(waiting.values())
-    shares = {partition: min(count, most * count // max(1, total)) for partition, count in waiting.items()}
+    shares = {partition: min(count, max(1, most * count // max(1, total))) for partition, count in waiting.items()}
     ends = shares if total > most else waiting
     span = BatchSpan(ORIGIN, ends={"in": ends})
     if total > most:
         assert reads_to_limit(span, most)
-    if total <= most - len(waiting):
+    if total <= most - len(waiting) or not total:
         assert not reads_to_limit(span, most)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Row
 
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
-from streaming.job.inputs.batch_size import BatchSize, first_size, message_bytes
+from streaming.job.inputs.batch_size import BatchSize, first_size, record_bytes
 
 _MOST, _MB = 500_000, 1024 * 1024
 # What a batch takes without records, and for each small one, in s.
@@ -19,11 +19,11 @@ def _size() -> BatchSize:
     return size
 
 
-def _after_backlog(size: BatchSize, message_bytes: float, each_s: float, batches: int = 10) -> list[int]:
+def _after_backlog(size: BatchSize, record_bytes: float, each_s: float, batches: int = 10) -> list[int]:
     """Read a backlog of equal records, and return the sizes of the batches after these."""
     sizes = []
     for _ in range(batches):
-        size.done(size.records, message_bytes, _FIXED_S + each_s * size.records)
+        size.done(size.records, record_bytes, _FIXED_S + each_s * size.records)
         sizes.append(size.records)
     return sizes
 
@@ -90,10 +90,13 @@ def test_a_batch_without_records_changes_nothing() -> None:
     assert size.records == before
 
 
-def test_the_size_of_messages_is_that_of_all_that_a_batch_has() -> None:
+def test_the_size_of_a_record_is_what_it_leaves_to_a_batch() -> None:
     def row(kind: str, count: int, nbytes: int) -> Row:
         return Row(kind=kind, count=count, bytes=nbytes)
 
-    assert message_bytes([row(DUE, 1, 100), row(SEALED, 2, 500), row(KEPT, 1, 200), row(ASKED, 5, 9_000)]) == 200.0
-    assert message_bytes([row(KEPT, 0, 0)]) is None
-    assert message_bytes([]) is None
+    rows = [row(DUE, 1, 100), row(SEALED, 2, 500), row(KEPT, 1, 200), row(ASKED, 5, 9_000)]
+    assert record_bytes(rows, 3) == 200.0
+    # Most records were taken by forwarders, and few large messages are left.
+    assert record_bytes(rows, 800) == 1.0
+    assert record_bytes([row(KEPT, 0, 0)], 10) is None
+    assert record_bytes([], 0) is None
