@@ -27,7 +27,7 @@ from state.names import NAMED_SCHEMA, name_rows
 # Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
 HOLDER_SCHEMA = NAMED_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("is_left", pa.bool_()))
 # Of several messages of a name, the one with the greatest of these is the newest.
-_BY_AGE: Callable[[_Holder], tuple[int, int, int]] = attrgetter("bucket", "partition", "offset")
+_BY_AGE: Callable[[_Holder], tuple[int, ...]] = attrgetter("bucket", "partition", "offset", "deliver_at_ms")
 # How many rows are made at once.
 _ROWS = 10_000
 

@@ -15,8 +15,8 @@ from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA
 from state.order import ORDER
 
-# In which order names are given.
-_BY_AGE = ("bucket", "partition", "offset")
+# In which order names are given. A batch may store an occurrence of a message that repeats, and the one that follows.
+_BY_AGE = ("bucket", "partition", "offset", "deliver_at_ms")
 
 
 def join_cancelled(store: BucketTable, buckets: Iterable[int], forget: Forgettable) -> None:

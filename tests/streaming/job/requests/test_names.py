@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame
 
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
@@ -119,14 +120,19 @@ def name(store: BucketTable, number: int, until_ms: int = 0, keeps: bool = False
 
     The rows are of use until then, or until `until_ms`.
     """
+    store.append(rows_of_names(store, number, until_ms, keeps, **given), "checkpoint", number)
+
+
+def rows_of_names(
+    store: BucketTable, number: int, until_ms: int = 0, keeps: bool = False, **given: tuple[int, int]
+) -> DataFrame:
+    """Return the rows for these names."""
     rows = [
         {"name": each.encode(), **dict(zip(("topic", "partition", "offset"), place(offset), strict=True)),
          "deliver_at_ms": due, "until_ms": max(due, until_ms), "keeps": keeps}
         for each, (offset, due) in given.items()
     ]  # fmt: skip
-    store.append(
-        store.spark.createDataFrame(name_rows(pa.Table.from_pylist(rows, NAMED_SCHEMA), number)), "checkpoint", number
-    )
+    return store.spark.createDataFrame(name_rows(pa.Table.from_pylist(rows, NAMED_SCHEMA), number))
 
 
 def holders(decision: Decision) -> dict[str, int]:
@@ -411,6 +417,13 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
     assert store.id_partitions(IdRows.NAMED).keys() == {4}
     assert store.metadata() == [], "they are no segments"
     assert cancelled_in(store) == {}
+
+
+def test_of_two_occurrences_that_a_batch_has_stored_a_join_keeps_the_name_of_the_later_one(store: BucketTable) -> None:
+    name(store, 5, a=(1, 2_000), b=(2, FAR_MS))
+    store.append_rows(rows_of_names(store, 5, a=(1, FAR_MS), b=(2, 2_000)))
+    join_names(store, [5], 3_000)
+    assert names_left(store) == 2
 
 
 def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> None:
