@@ -27,9 +27,9 @@ _DAYS = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[1357
 _ISO_8601 = rf"^(19[7-9][0-9]|2[0-9]{{3}})-({_DAYS})T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,3}})?Z$"
 _MS = "^[1-9][0-9]{0,14}(ms)?$"
 # In April 1970. Timestamps in seconds are below it from 1973 to the year 2286.
-_LEAST_TIMESTAMP_MS = 10**10
+LEAST_TIMESTAMP_MS = 10**10
 # How far a publisher's clock may be ahead of the job's.
-_MOST_SKEW_MS = 24 * 60 * 60 * 1000
+MOST_SKEW_MS = 24 * 60 * 60 * 1000
 
 
 def due_times(
@@ -193,7 +193,7 @@ class _Rules:
         since = np.maximum(timestamps[rows], self.clock_ms) if is_instant and self.policy.clamps else timestamps[rows]
         delays = parsed - since if is_instant else parsed
         if not is_instant:
-            no_stamp = timestamps[rows] < _LEAST_TIMESTAMP_MS
+            no_stamp = timestamps[rows] < LEAST_TIMESTAMP_MS
             rejections.reject(
                 rows[no_stamp],
                 BadTimestamp(
@@ -207,7 +207,7 @@ class _Rules:
         allowed = since + np.where(too_long, most_ms if self.policy.clamps else 0, delays)
         due = np.where(too_long & (not self.policy.clamps), 0, allowed)
         # By the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
-        ahead = due - self.clock_ms > most_ms + _MOST_SKEW_MS
+        ahead = due - self.clock_ms > most_ms + MOST_SKEW_MS
         if ahead.any():
             rejections.reject(
                 rows[ahead],

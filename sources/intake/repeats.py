@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from conf.durations import format_duration
 from conf.errors import BadRepeat, BadTimestamp, DelayTooLong, Rejected
+from sources.intake.due_times import LEAST_TIMESTAMP_MS, MOST_SKEW_MS
 from sources.intake.header_columns import Headers, Ints, Mask, Rejections
 from sources.intake.presets import Preset, Repeat
 from state.checkpoint.batch_settings import DelayPolicy
@@ -33,9 +34,6 @@ from state.repeats.schedule import (
 )
 from state.repeats.zones import zone_named
 
-# In April 1970, as in `sources.intake.due_times`.
-_LEAST_TIMESTAMP_MS = 10**10
-_MOST_SKEW_MS = 24 * 60 * 60 * 1000
 _MOST_COUNT = 2**31
 _OFF = f"{REPEAT_HEADER} has no meaning on this topic: the policy repeats is off"
 
@@ -102,9 +100,7 @@ class Repeats:
         for row, headers, name in given:
             schedule = self.schedules[row]
             if name is not None:
-                schedule = Schedule(
-                    schedule.rule, schedule.until_ms, schedule.count, schedule.missed, named(topic, name), keeps_names
-                )
+                schedule = replace(schedule, name=named(topic, name), keeps_name=keeps_names)
             left = [each for each in headers or [] if each["key"] not in self.left_out]
             left.append({"key": SCHEDULE_HEADER, "value": schedule.to_bytes()})
             left.append({"key": NUMBER_HEADER, "value": b"1"})
@@ -233,7 +229,7 @@ def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, most_
     Raises BadRepeat if there is none, BadTimestamp and DelayTooLong.
     """
     rule, longest = schedule.rule, format_duration(most_ms)
-    if start_ms is None and published_ms < _LEAST_TIMESTAMP_MS:
+    if start_ms is None and published_ms < LEAST_TIMESTAMP_MS:
         raise BadTimestamp("the schedule begins at the record's timestamp, which lies before May 1970: is it in ms?")
     if rule.interval_ms is not None and rule.interval_ms > most_ms:
         raise DelayTooLong(f"{rule} is more than the longest delay ({longest})")
@@ -243,6 +239,6 @@ def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, most_
         first_ms = published_ms + rule.interval_ms if start_ms is None else start_ms
     if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
         raise BadRepeat(f"{rule} has no occurrence before it ends")
-    if first_ms - published_ms > most_ms or first_ms - clock_ms > most_ms + _MOST_SKEW_MS:
+    if first_ms - published_ms > most_ms or first_ms - clock_ms > most_ms + MOST_SKEW_MS:
         raise DelayTooLong(f"the first occurrence of {rule} comes after more than the longest delay ({longest})")
     return first_ms

@@ -322,11 +322,11 @@ class BatchRunner:
 
     def _choose_size(self, rows: Iterable[Row], span: BatchSpan, took_s: float) -> bool:
         """Choose how many records the next batch may read. Return whether this one has read all that it might."""
-        reads_all = reads_to_limit(span, self._size.records)
-        read = sum(span.read_by_topic.values())
+        most, read = self._size.records, sum(span.read_by_topic.values())
         self._size.done(read, record_bytes(rows, read), took_s)
-        limit_next_batch(self._store.spark, self._settings.application_id, self._size.records)
-        return reads_all
+        if self._size.records != most:
+            limit_next_batch(self._store.spark, self._settings.application_id, self._size.records)
+        return reads_to_limit(span, most)
 
     def _count(
         self, rows: Iterable[Row], span: BatchSpan, planned: PlannedBatch, sealed: int, decision: Decision
@@ -439,15 +439,8 @@ class BatchRunner:
         if not sealed and not named.num_rows:
             return []
         failpoint("following")
-        as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
-        as_stored = _with_ids(as_stored, Decision(names=named), self._origin.bucket_of(batch_id))
-        tasks = 1 + sum(row["bytes"] for row in sealed) // _SEAL_TASK_BYTES
-        stored = occurring.where(f"kind = '{SEALED}'").coalesce(tasks)
-        with self._counts.timed("follow"):
-            self._ahead.wait()
-            writer_id = writer_of_following(self._origin.checkpoint)
-            self._store.append(stored.mapInArrow(as_stored, _STORED), writer_id, batch_id)
-        self._ahead.begin()
+        writer_id = writer_of_following(self._origin.checkpoint)
+        self._append("follow", occurring, sealed, Decision(names=named), writer_id, batch_id)
         failpoint("followed")
         return _segments(sealed)
 
@@ -509,17 +502,23 @@ class BatchRunner:
         failpoint("handed-over")
 
     def _seal(self, shard_output: DataFrame, sealed: list[Row], batch_id: int, decision: Decision) -> None:
+        self._append("seal", shard_output, sealed, decision, self._origin.checkpoint, batch_id)
+        failpoint("sealed")
+
+    def _append(
+        self, step: str, output: DataFrame, sealed: list[Row], decision: Decision, writer_id: str, batch_id: int
+    ) -> None:
+        """Store what is sealed of `output`, whose rows without chunks are `sealed`, and the ids of the decision."""
         as_stored = stored_rows(self._settings_history.at(batch_id).index_precision_bits)
         tasks = 1 + sum(row["bytes"] for row in sealed) // _SEAL_TASK_BYTES
-        rows = shard_output.where(f"kind = '{SEALED}'").coalesce(tasks)
+        rows = output.where(f"kind = '{SEALED}'").coalesce(tasks)
         if decision.cancelled.num_rows or decision.names.num_rows:
             as_stored = _with_ids(as_stored, decision, self._origin.bucket_of(batch_id))
         rows = rows.mapInArrow(as_stored, _STORED)
-        with self._counts.timed("seal"):
+        with self._counts.timed(step):
             self._ahead.wait()
-            self._store.append(rows, self._origin.checkpoint, batch_id)
+            self._store.append(rows, writer_id, batch_id)
         self._ahead.begin()
-        failpoint("sealed")
 
 
 def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> ArrowFunction:

@@ -64,8 +64,7 @@ class _Piece:
 
     `version_s` is when the table had the version that they were read from, by the monotonic clock.
     `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms, and `repeats` says how many of the messages
-    of each repeat. `nbytes` is about what all of it takes,
-    even if `end_ms` was moved back.
+    of each repeat. `nbytes` is about what all of it takes, even if `end_ms` was moved back.
     """
 
     start_ms: int
