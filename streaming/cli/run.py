@@ -15,7 +15,7 @@ def run(
         typer.Option(
             "--fresh",
             help="Start a new checkpoint although this application has delivered before. Delivers all messages "
-            "again that are still in the input topics.",
+            "again that are still in the input topics. For one start by hand, never in a unit or a manifest.",
         ),
     ] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="Log level: debug, info, warning or error.")] = "info",
