@@ -137,7 +137,7 @@ class BatchRunner:
         self._arrivals = ArrivalWatch(settings)
         batch_settings = state.settings_history.newest
         # What the shards' own groups of the state stage take together.
-        self._size = BatchSize(settings.limits.messages_per_trigger, batch_settings.shards * batch_settings.group_bytes)
+        self._size = BatchSize(settings.limits, batch_settings.shards * batch_settings.group_bytes)
         self._input = InputWatch(settings)
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:

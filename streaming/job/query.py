@@ -98,7 +98,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
         spark,
         java_options(settings.kafka),
         settings.topics.input,
-        first_size(settings.limits.messages_per_trigger),
+        first_size(settings.limits),
         starts,
         settings.kafka.outage_limit,
         settings.topics.skip_expired,

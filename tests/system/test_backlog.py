@@ -64,7 +64,7 @@ def test_a_batch_of_large_messages_fits_into_a_small_heap_and_is_replayed(
         if number % 50 == 0:
             assert producer.flush(60) == 0
     assert producer.flush(60) == 0
-    # All of them are in the first batch, which is replayed after the kill.
+    # A gigabyte of them is in the first batch at most, which is replayed after the kill.
     service.start("sealed=kill", wait=False)
     assert service.wait(400) == -signal.SIGKILL, service.log[-3000:]
     service.start()

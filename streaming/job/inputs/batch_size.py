@@ -4,8 +4,9 @@ The driver works as long on a batch of few records as on a large one, so large b
 answers to requests, and messages that no forwarder claims, wait until the running batch ends.
 
 Spark plans a batch by numbers of records, and nothing is known of these records yet. So a batch's size follows from the
-messages of the batches before it. If records suddenly get larger, one batch is too large. It takes time and disk space,
-but no more memory: overflow groups bound that (`sources.intake.grouping`).
+messages of the batches before it. As long as a start knows no message, it takes each for as large as
+`limits.max_message_bytes` allows. If records suddenly get larger, one batch is too large. It takes time and disk space,
+but little more memory: overflow groups bound that (`sources.intake.grouping`). A batch keeps its size in a replay.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from collections.abc import Iterable
 
 from pyspark.sql import Row
 
+from conf.sections import LimitSettings
 from state.buckets.operator import DUE, KEPT, SEALED
 
-# Of a start's first batch, about whose records nothing is known. Small enough even for records of a megabyte.
-_FIRST_RECORDS = 50_000
+# A batch of a backlog may always have so many records, if their size is known.
+_LEAST_OF_BACKLOG = 50_000
+# What records of unknown size may leave to a batch: it is on disk in less than a minute.
+_UNKNOWN_BYTES = 1024 * 1024 * 1024
 # A batch reads so many times the records of the one before, at most: a backlog may have other records.
 _GROWTH = 4
 # How long a batch may take for its records.
@@ -27,28 +31,33 @@ _RECORDS_S = 5.0
 _LEAST_BY_TIME = 20_000
 
 
-def first_size(most_records: int) -> int:
-    """Return how many records the first batch of a start may read, where `limits.messages_per_trigger` is the most."""
-    return min(most_records, _FIRST_RECORDS)
+def first_size(limits: LimitSettings) -> int:
+    """Return how many records the first batch of a start may read: no message is known yet."""
+    of_any_size = max(1, _UNKNOWN_BYTES // limits.max_message_bytes)
+    return min(limits.messages_per_trigger, _LEAST_OF_BACKLOG, of_any_size)
 
 
 class BatchSize:
     """The number of records that the next batch may read, as `records`."""
 
-    def __init__(self, most_records: int, most_bytes: int) -> None:
-        """Take the bounds of a batch: `limits.messages_per_trigger`, and bytes in memory."""
-        self._most_records, self._most_bytes = most_records, most_bytes
+    def __init__(self, limits: LimitSettings, most_bytes: int) -> None:
+        """Take the bounds of a batch: the settings, and bytes in memory."""
+        self._most_records, self._most_bytes = limits.messages_per_trigger, most_bytes
+        # How many records a batch of a backlog may have, whatever the batch before has read.
+        self._least = first_size(limits)
         # What a batch takes without records, at most.
         self._shortest_s = math.inf
-        self.records = first_size(most_records)
+        self.records = self._least
 
     def done(self, read: int, record_bytes: float | None, took_s: float) -> None:
         """Take a batch: the records read, what each has left on average (`record_bytes`), and its steps' time."""
         self._shortest_s = min(self._shortest_s, took_s)
         if not read:
             return
+        if record_bytes is not None:
+            self._least = _LEAST_OF_BACKLOG
         by_time = _RECORDS_S * read / max(took_s - self._shortest_s, 1e-3)
-        records = min(self._most_records, max(_FIRST_RECORDS, _GROWTH * read), max(_LEAST_BY_TIME, by_time))
+        records = min(self._most_records, max(self._least, _GROWTH * read), max(_LEAST_BY_TIME, by_time))
         if record_bytes is not None:
             records = min(records, self._most_bytes / record_bytes)
         self.records = max(1, int(records))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pyspark.sql import Row
 
+from conf.sections import LimitSettings
 from state.buckets.operator import ASKED, DUE, KEPT, SEALED
 from streaming.job.inputs.batch_size import BatchSize, first_size, record_bytes
 
 _MOST, _MB = 500_000, 1024 * 1024
+# 50,000 of these take a gigabyte.
+_LIMITS = LimitSettings(messages_per_trigger=_MOST, max_message_bytes=20_000)
 # What a batch takes without records, and for each small one, in s.
 _FIXED_S, _EACH_S = 1.0, 1e-5
 
 
 def _size() -> BatchSize:
     """The size after an idle batch."""
-    size = BatchSize(_MOST, 128 * _MB)
+    size = BatchSize(_LIMITS, 128 * _MB)
     size.done(0, None, _FIXED_S)
     return size
 
@@ -29,7 +32,7 @@ def _after_backlog(size: BatchSize, record_bytes: float, each_s: float, batches:
 
 
 def test_batches_of_a_backlog_of_small_messages_grow_to_the_most_that_is_allowed() -> None:
-    sizes = [first_size(_MOST), *_after_backlog(_size(), 200, _EACH_S)]
+    sizes = [first_size(_LIMITS), *_after_backlog(_size(), 200, _EACH_S)]
     assert sizes == sorted(sizes)
     assert sizes[-1] == _MOST
     # Not at once: other records may follow.
@@ -37,8 +40,9 @@ def test_batches_of_a_backlog_of_small_messages_grow_to_the_most_that_is_allowed
 
 
 def test_no_batch_is_larger_than_allowed() -> None:
-    assert first_size(10) == 10
-    size = BatchSize(10, 128 * _MB)
+    few = LimitSettings(messages_per_trigger=10)
+    assert first_size(few) == 10
+    size = BatchSize(few, 128 * _MB)
     assert _after_backlog(size, 200, _EACH_S) == [10] * 10
 
 
@@ -56,7 +60,7 @@ def test_batches_are_smaller_where_records_take_long() -> None:
     """Not those where all batches take long: smaller ones would take in less, and fall further behind."""
     records = _after_backlog(_size(), 200, 1e-4)[-1]
     assert records == 50_000
-    slow = BatchSize(_MOST, 128 * _MB)
+    slow = BatchSize(_LIMITS, 128 * _MB)
     slow.done(0, None, 60.0)
     slow.done(50_000, 200, 60.5)
     assert slow.records == 4 * 50_000
@@ -79,7 +83,27 @@ def test_after_few_records_a_batch_of_a_backlog_begins_small() -> None:
     size = _size()
     _after_backlog(size, 200, _EACH_S)
     size.done(100, 200, _FIXED_S)
-    assert size.records == first_size(_MOST)
+    assert size.records == first_size(_LIMITS)
+
+
+def test_the_first_batch_of_a_start_is_bounded_by_the_largest_message_that_is_allowed() -> None:
+    for nbytes in (_MB, 64 * _MB):
+        records = first_size(LimitSettings(max_message_bytes=nbytes))
+        assert records * nbytes == 1024 * _MB
+    assert first_size(LimitSettings(max_message_bytes=1)) == 50_000
+
+
+def test_batches_grow_step_by_step_as_long_as_no_size_is_known() -> None:
+    """Forwarders take all records, and the first ones that they leave may be large."""
+    size = BatchSize(LimitSettings(messages_per_trigger=_MOST, max_message_bytes=_MB), 128 * _MB)
+    sizes = [size.records]
+    for _ in range(3):
+        size.done(size.records, None, _FIXED_S)
+        sizes.append(size.records)
+    assert sizes == [1_024, 4_096, 16_384, 65_536]
+    # One message is enough.
+    size.done(10, 200, _FIXED_S)
+    assert size.records == 50_000
 
 
 def test_a_batch_without_records_changes_nothing() -> None:
