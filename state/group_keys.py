@@ -4,8 +4,9 @@ Spark puts a group on the state partition that the hash of its key names, and a 
 The keys of all groups of a shard hash to one partition. Few shards have a partition each, and many share partitions.
 
 Java writes a group into one buffer, and the state function holds all of its arrivals in memory, several times. So a
-shard's own group, which has the mutable bucket as its state, takes only so many bytes of a batch. The rest goes to the
-shard's *overflow groups*, which keep no message: what is due is handed over, and everything else is sealed.
+shard's own group, which has the mutable bucket as its state, takes only so many bytes of a batch, or a little of each
+input partition (`sources.intake.grouping`). The rest goes to the shard's *overflow groups*, which keep no message: what
+is due is handed over, and everything else is sealed.
 """
 
 from __future__ import annotations

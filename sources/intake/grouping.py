@@ -18,15 +18,18 @@ from state.checkpoint.batch_settings import RunningBatch
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
 from state.shards import by_shard
 
-# Of a group, for each input partition: many small pieces would make many small segments.
+# The least room that a group has for an input partition. Less would make small pieces, and a segment of each.
 _LEAST_SHARE = 256 * 1024
 
 
 class Grouping:
     """Divides the messages of one input partition among groups, table by table, in the order of their offsets.
 
-    A shard's own group has room for `group_bytes`, and each overflow group for `FILLED_BYTES`, shared evenly by the
-    input partitions that the batch reads. So each of these fills its share of one group after the other.
+    A shard's own group has room for `group_bytes`, and each overflow group for `FILLED_BYTES`. The input partitions
+    that the batch reads share it evenly, and each of them fills its share of one group after the other.
+
+    A group may take more, for three reasons: each input partition has `_LEAST_SHARE` at least, the last message of a
+    share of an overflow group may reach beyond it, and behind the last overflow group the first one follows again.
     """
 
     def __init__(self, batch: RunningBatch) -> None:

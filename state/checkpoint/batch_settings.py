@@ -57,8 +57,8 @@ class DelayPolicy:
 # How many low bits of due times the index of sealed messages drops at least: 15 make time slots of 33 s. With fewer,
 # `delayline status` would be more exact, and a message would take more bytes of metadata.
 PRECISION_BITS = 15
-# What the shards of a state partition take together. A task of the state stage takes about five times as much memory.
-# Of small messages, a whole batch has less.
+# What the own groups of the shards in a state partition take of a batch, unless it reads hundreds of input partitions
+# (`sources.intake.grouping`). A task of the state stage takes about five times as much memory.
 _PARTITION_BYTES = 64 * 1024 * 1024
 
 
