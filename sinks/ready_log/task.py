@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -60,34 +61,40 @@ def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> Arro
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
         sent: dict[int, Sent] = {}
-        for shard, rows in groupby(_chunks(batches, cancels), key=itemgetter(0)):
-            messages = merge((key, messages) for _, key, messages in rows)
-            sent[shard] = hand_over_by_host(plan, shard, messages, attempt)
-            # A transaction mostly waits for the brokers: those of a task wait together.
-            if sum(each.nbytes for each in sent.values()) >= _SENT_BYTES:
-                yield _answers(sent)
-                sent.clear()
-        yield _answers(sent)
+        try:
+            for shard, rows in groupby(_chunks(batches, cancels), key=itemgetter(0)):
+                messages = merge((key, messages) for _, key, messages in rows)
+                sent[shard] = hand_over_by_host(plan, shard, messages, attempt)
+                # A transaction mostly waits for the brokers: those of a task wait together.
+                if sum(each.nbytes for each in sent.values()) >= _SENT_BYTES:
+                    yield _answers(sent)
+            yield _answers(sent)
+        except Exception:
+            # The next attempt of the task would meet the transactions of the other shards.
+            _wait_for_rest(sent)
+            raise
 
     return run
 
 
-def _answers(sent: Mapping[int, Sent]) -> pa.RecordBatch:
-    """Return a row of `REPORT_SCHEMA` for each shard once the host has answered for all of them.
+def _answers(sent: dict[int, Sent]) -> pa.RecordBatch:
+    """Return a row of `REPORT_SCHEMA` for each shard once the host has answered, and take it out of `sent`.
 
-    Raises the first error, but not before: the next attempt of the task would meet transactions of this one.
+    Raises the first error, with the answers after it left in `sent`.
     """
     rows: list[dict[str, Any]] = []
-    problems: list[Exception] = []
-    for shard, each in sent.items():
-        try:
-            count, writer = each.answer()
-            rows.append({"shard": shard, "handed_over": count, "writer": writer})
-        except Exception as problem:  # noqa: BLE001
-            problems.append(problem)
-    if problems:
-        raise problems[0]
+    while sent:
+        shard = next(iter(sent))
+        count, writer = sent.pop(shard).answer()
+        rows.append({"shard": shard, "handed_over": count, "writer": writer})
     return pa.RecordBatch.from_pylist(rows, schema=REPORT_SCHEMA)
+
+
+def _wait_for_rest(sent: dict[int, Sent]) -> None:
+    while sent:
+        _, each = sent.popitem()
+        with suppress(Exception):
+            each.answer()
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tuple[int, OrderKey, pa.Table]]:

@@ -87,12 +87,17 @@ def hand_over_by_host(plan: HandOverPlan, shard: int, messages: Iterator[pa.Tabl
     if connection is None:
         return Sent(0, hand_over(plan, shard, messages, attempt))
     nbytes = 0
-    connection.send((plan, shard, attempt))
-    for table in messages:
-        packed = _packed(table)
-        connection.send_bytes(packed)
-        nbytes += packed.size
-    connection.send_bytes(_END)
+    try:
+        connection.send((plan, shard, attempt))
+        for table in messages:
+            packed = _packed(table)
+            connection.send_bytes(packed)
+            nbytes += packed.size
+        connection.send_bytes(_END)
+    except BaseException:
+        # The host commits nothing more of the shard. The error would keep the connection open.
+        connection.close()
+        raise
     return Sent(nbytes, connection)
 
 
@@ -102,8 +107,8 @@ def _connected() -> Connection | None:
     try:
         # The key was drawn in the daemon, so only processes that it has forked know it.
         return Client(_address, authkey=bytes(current_process().authkey))
-    except (ConnectionError, FileNotFoundError) as problem:
-        log.warning("the writer host exited (%s). This worker stages messages itself, with writers of its own", problem)
+    except (ConnectionError, EOFError, FileNotFoundError) as problem:
+        log.warning("the writer host exited (%r). This worker stages messages itself, with writers of its own", problem)
         return None
 
 

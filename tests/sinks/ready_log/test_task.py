@@ -49,8 +49,10 @@ def chunk_row(whole: bool, *rows: dict[str, Any]) -> pa.RecordBatch:
     )  # fmt: skip
 
 
-def test_an_error_of_one_shard_is_raised_once_all_shards_are_answered_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = []
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that the host has answered for: with an error for shard 1. It takes nothing of shard 3."""
+    shards: list[int] = []
 
     class Answering(Sent):
         def __init__(self, shard: int) -> None:
@@ -58,18 +60,46 @@ def test_an_error_of_one_shard_is_raised_once_all_shards_are_answered_for(monkey
             self._shard = shard
 
         def answer(self) -> tuple[int, str]:
-            answered.append(self._shard)
+            shards.append(self._shard)
             if self._shard == 1:
                 raise RuntimeError("refused")
             return super().answer()
 
-    monkeypatch.setattr(task, "hand_over_by_host", lambda plan, shard, tables, attempt: Answering(shard))
+    def send(_: object, shard: int, *__: object) -> Sent:
+        if shard == 3:
+            raise BrokenPipeError
+        return Answering(shard)
+
+    monkeypatch.setattr(task, "hand_over_by_host", send)
+    return shards
+
+
+def of_shards(*shards: int) -> list[pa.RecordBatch]:
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10})
+    return [chunk.set_column(0, "shard", pa.array([shard], pa.int32())) for shard in shards]
+
+
+def test_an_error_of_one_shard_is_raised_once_all_shards_are_answered_for(answered: list[int]) -> None:
     plan: Any = None
-    chunks = [chunk.set_column(0, "shard", pa.array([shard], pa.int32())) for shard in range(3)]
     with pytest.raises(RuntimeError, match="refused"):
-        list(hand_over_chunks(plan)(chunks))
-    assert answered == [0, 1, 2]
+        list(hand_over_chunks(plan)(of_shards(0, 1, 2)))
+    assert sorted(answered) == [0, 1, 2]
+
+
+def test_a_shard_that_cannot_be_sent_is_raised_once_those_before_it_are_answered_for(answered: list[int]) -> None:
+    plan: Any = None
+    with pytest.raises(BrokenPipeError):
+        list(hand_over_chunks(plan)(of_shards(0, 1, 2, 3)))
+    assert sorted(answered) == [0, 1, 2]
+
+
+def test_an_unreadable_chunk_is_raised_once_the_shards_before_it_are_answered_for(answered: list[int]) -> None:
+    plan: Any = None
+    good, bad = of_shards(0, 2)
+    bad = bad.set_column(bad.schema.get_field_index("chunk"), "chunk", pa.array([b"x"]))
+    with pytest.raises(pa.ArrowInvalid):
+        list(hand_over_chunks(plan)([good, bad]))
+    assert answered == [0]
 
 
 def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import struct
+import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Listener
@@ -150,6 +152,42 @@ def test_without_its_host_a_worker_hands_over_itself(daemon: Daemon, plan: HandO
     assert count == 1
     assert writer != first
     assert ready(plan) == [1, 2]
+
+
+def test_a_host_that_ends_while_a_worker_connects_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"\0delayline-{uuid.uuid4().hex}"
+    monkeypatch.setattr(writer_host, "_address", address)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+
+        def end() -> None:
+            listening.accept()[0].close()
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        assert writer_host._connected() is None
+        ending.join()
+
+
+def test_a_worker_that_fails_while_it_sends_closes_the_connection(
+    plan: HandOverPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its error is still there: the host must not wait for the rest until the next attempt."""
+    mine, hosts = multiprocessing.Pipe()
+    monkeypatch.setattr(writer_host, "_connected", lambda: mine)
+
+    def unreadable() -> Iterator[pa.Table]:
+        yield _due(1)
+        raise pa.ArrowInvalid
+
+    with pytest.raises(pa.ArrowInvalid) as raised:
+        writer_host.hand_over_by_host(plan, 0, unreadable())
+    assert hosts.recv()[1:] == (0, 0)
+    assert hosts.recv_bytes()
+    with pytest.raises(EOFError):
+        hosts.recv_bytes()
+    assert raised.tb is not None
 
 
 def test_the_host_ends_with_its_daemon(daemon: Daemon) -> None:
