@@ -22,6 +22,7 @@ from benchmarks import (
     commits,
     endurance,
     forward,
+    hot,
     idle,
     ids,
     index,
@@ -78,6 +79,7 @@ BENCHMARKS = {
     "sealed": Benchmark(on_a_stand(sealed.measure), sealed.draw),
     "spread": Benchmark(on_a_stand(spread.measure), spread.draw),
     "burst": Benchmark(on_a_stand(burst.measure), burst.draw),
+    "hot": Benchmark(on_a_stand(hot.measure), hot.draw),
     "overload": Benchmark(on_a_stand(overload.measure), overload.draw),
     "idle": Benchmark(on_a_stand(idle.measure), idle.draw),
     "watched": Benchmark(on_a_stand(watched.measure), watched.draw),
@@ -109,6 +111,7 @@ class Which(StrEnum):
     sealed = "sealed"
     spread = "spread"
     burst = "burst"
+    hot = "hot"
     overload = "overload"
     idle = "idle"
     watched = "watched"

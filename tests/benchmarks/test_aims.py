@@ -17,6 +17,7 @@ from benchmarks import (
     commits,
     endurance,
     forward,
+    hot,
     idle,
     ids,
     index,
@@ -321,6 +322,13 @@ CASES = {
         }
         | faults(burst.JOB)
         | faults(burst.MANY),
+    ),
+    "hot": Case(
+        hot.aims_of,
+        {case: {"messages_per_s": 0.95 * rate, "behind_most_s": 1.0, **CLEAN} for case, rate in hot.CASES.items()},
+        {f"messages/s delivered, {case}": (case, "messages_per_s", 0.94 * rate) for case, rate in hot.CASES.items()}
+        | {f"behind what is due at the most, {case}": (case, "behind_most_s", 1.01) for case in hot.CASES}
+        | {what: breach for case in hot.CASES for what, breach in faults(case).items()},
     ),
     "idle": Case(
         idle.aims_of,
