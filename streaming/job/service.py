@@ -158,7 +158,7 @@ def _run(
             # 6. Watch it.
             job = RunningJob(spark, settings, query, gate, runner, lease, clock, processes, counts, unchanged)
             try:
-                with looks.through(spark):
+                with looks.through(spark, lambda: claims.due_before_ms):
                     QueryWatch(job).wait(stop)
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):

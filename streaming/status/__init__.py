@@ -7,9 +7,10 @@ Read `status` (what a status is), `running` (the job says it), `read` (or it is 
 staged and not released), `lanes` (how far forwarders are), `processes` (which run), `input_lag`, `due_histogram`,
 `figures` (the few that every view shows), `formats` (JSON and tables), `sample` (what charts are drawn from),
 `problems` (what processes warn of), and `screen` (what `delayline top` shows). `messages` has what waits message by
-message (`waiting_rows` is what its tasks do), and `look` a choice of it. `look_reader` looks for `delayline peek` and
-the page: through the running job (`job_looks`, with `look_request`), or with a Spark of its own. `json_values` and
-`instants` put it into words; `messages` and `read` share `storage_reader`.
+message: `staged_rows` in the logs, `sealed_rows` in the table, and `waiting_rows` is what its tasks do. `look` has a
+choice of it. `look_reader` looks for `delayline peek` and the page: through the running job (`job_looks`, with
+`look_request`), or with a Spark of its own. `json_values` and `instants` put it into words; `messages` and `read` share
+`storage_reader`.
 
 A status that is read describes the application after its last committed batch:
 

@@ -3,8 +3,10 @@
 A look costs the batches little:
 
 - Its tasks are of the scheduler pool of maintenance: those of batches get free cores first.
+- Few of its tasks wait for brokers, and none does if the look begins behind all that is staged.
 - There is one look at a time. The next one waits for a few seconds, and is then refused.
-- It is bounded: in messages, in bytes of each message, in bytes of sealed messages that it reads, and in time.
+- It is bounded: in messages, in bytes of each message, in bytes of sealed messages that it reads, in metadata, and in
+  time.
 
 A look that is refused for its size is for a Spark of one's own (`look_reader`). It holds up no cleaning: what it reads
 is kept for a while (`messages.waiting_messages`), and it begins again where files have vanished.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +32,7 @@ from streaming.monitor.look_door import Reply, refusal
 from streaming.spark.pools import MAINTENANCE, use_pool
 from streaming.status.look import Look, look
 from streaming.status.look_request import ARROW_STREAM, decoded_request, encoded_rows
-from streaming.status.messages import TooMuchToRead
+from streaming.status.sealed_rows import ReadLimits, TooMuchToRead
 from streaming.storage.paths import storage_path
 
 _GROUP = "delayline-look"
@@ -51,19 +53,22 @@ class JobLooks:
         self._settings = settings
         self._turn_s, self._most_s = turn_s, most_s
         self._turn = threading.Lock()
-        self._open: tuple[SparkSession, ThreadPoolExecutor] | None = None
+        self._open: tuple[SparkSession, ThreadPoolExecutor, Callable[[], int]] | None = None
         self._running: Future[Reply] | None = None
 
     @contextmanager
-    def through(self, spark: SparkSession) -> Iterator[None]:
-        """Answer through this session. At the end, cancel the look that is running."""
+    def through(self, spark: SparkSession, forwarded_before_ms: Callable[[], int]) -> Iterator[None]:
+        """Answer through this session. At the end, cancel the look that is running.
+
+        `forwarded_before_ms` returns before when all is due (epoch ms) that forwarders have taken so far.
+        """
 
         def prepare() -> None:
             use_pool(spark, MAINTENANCE)
             spark.sparkContext.setJobGroup(_GROUP, "a look at waiting messages", interruptOnCancel=True)
 
         thread = ThreadPoolExecutor(1, thread_name_prefix="look", initializer=prepare)
-        self._open = spark, thread
+        self._open = spark, thread, forwarded_before_ms
         try:
             yield
         finally:
@@ -85,8 +90,8 @@ class JobLooks:
         try:
             if self._open is None:
                 raise RuntimeError("no session")
-            spark, thread = self._open
-            running = thread.submit(self._look, spark, request.wanted())
+            spark, thread, forwarded_before_ms = self._open
+            running = thread.submit(self._look, spark, request.wanted(), forwarded_before_ms)
         except RuntimeError:
             self._turn.release()
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the job is starting or stopping")
@@ -100,11 +105,12 @@ class JobLooks:
             _end(spark, running)
             return refusal(HTTPStatus.GATEWAY_TIMEOUT, f"the look took longer than {self._most_s:.0f} s")
 
-    def _look(self, spark: SparkSession, wanted: Look) -> Reply:
+    def _look(self, spark: SparkSession, wanted: Look, forwarded_before_ms: Callable[[], int]) -> Reply:
         most_bytes = _MOST_ROW_BYTES // (_PARTS * wanted.limit)
         shown_bytes = most_bytes if wanted.shown_bytes is None else min(wanted.shown_bytes, most_bytes)
         try:
-            rows = look(spark, self._settings, replace(wanted, shown_bytes=shown_bytes), _MOST_READ_BYTES)
+            limits = ReadLimits(_MOST_READ_BYTES, forwarded_before_ms)
+            rows = look(spark, self._settings, replace(wanted, shown_bytes=shown_bytes), limits)
         except TooMuchToRead:
             why = "too many sealed messages lie in the range. Give a shorter range of due times"
             return refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)

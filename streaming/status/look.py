@@ -17,6 +17,7 @@ from state.message_ids import ids_of
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Occurrence, Schedule
 from streaming.status.json_values import text_or_base64
 from streaming.status.messages import selected_messages
+from streaming.status.sealed_rows import ReadLimits
 from streaming.status.storage_reader import retry_while_files_vanish
 from streaming.status.waiting_rows import END_MS, ROW_SCHEMA, Selection
 from streaming.storage.paths import storage_path
@@ -46,7 +47,7 @@ class Look:
     shown_bytes: int | None = None
 
 
-def look(spark: SparkSession, settings: Settings, wanted: Look, most_bytes: int | None = None) -> pa.Table:
+def look(spark: SparkSession, settings: Settings, wanted: Look, limits: ReadLimits | None = None) -> pa.Table:
     """Return a table of `ROW_SCHEMA`: the first by due time, or the newest first.
 
     Raises StorageFailed, and what `selected_messages` does.
@@ -64,7 +65,7 @@ def look(spark: SparkSession, settings: Settings, wanted: Look, most_bytes: int 
     order = (F.desc("timestamp_ms"), *_BY_ID) if wanted.newest else ("deliver_at_ms", *_BY_ID)
 
     def read() -> pa.Table:
-        waiting = selected_messages(spark, settings, selection, at_least, most_bytes)
+        waiting = selected_messages(spark, settings, selection, at_least, limits)
         return waiting.orderBy(*order).limit(wanted.limit).toArrow()
 
     return retry_while_files_vanish(read, storage_path(settings)).cast(ROW_SCHEMA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.position import Lateness, Log, Position, read_position
+from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.log_reader import LogReader
 from sinks.topics.partitions import partition_counts
 from state.message import decode_chunk
@@ -67,15 +68,21 @@ def _ready_shard(settings: Settings, options: Mapping[str, str], shard: int, las
 
 
 def ready_messages(
-    settings: Settings, options: Mapping[str, str], shard: int, position: Position | None, last_batch: int
+    settings: Settings,
+    options: Mapping[str, str],
+    shard: int,
+    position: Position | None,
+    last_batch: int,
+    is_wanted: Callable[[ChunkSummary], bool] = lambda _: True,
 ) -> Iterator[pa.Table]:
     """Yield what batches up to `last_batch`, and forwarders, have handed over in a shard, and is not released.
 
-    `position` is that of the shard. A forwarder has taken its messages before any batch could, whichever that is.
+    `position` is that of the shard. A forwarder has taken its messages before any batch could, whichever that is. Only
+    chunks are opened that are wanted by their summary.
 
     Raises ReadyLogLost, TopicMissing, BrokerUnreachable, KafkaException.
     """
     with LogReader(settings, options, shard, position) as reader:
         for place, summary, payload in reader.read_to_end():
-            if place.log is Log.NEAR or summary.batch <= last_batch:
+            if (place.log is Log.NEAR or summary.batch <= last_batch) and is_wanted(summary):
                 yield reader.position.left_of(place, decode_chunk(payload))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state.buckets.table_rows import ArrowFunction
 from state.kinds import is_ask
-from state.message import HEADERS
+from state.message import HEADERS, decode_chunk
 from state.message_ids import Ids, among, id_texts
 
 WAITING_SCHEMA = pa.schema(
@@ -68,6 +69,17 @@ class Selection:
             if wanted is not None:
                 chosen &= pc.equal(messages.column(name), wanted).fill_null(False).to_numpy()
         return messages.filter(pa.array(chosen))
+
+
+def chunk_rows(place: str, selection: Selection) -> ArrowFunction:
+    """Return the Arrow function that turns chunks of messages, which wait at `place`, into rows of `ROW_SCHEMA`."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for chunk in batch.column("chunk"):
+                yield from waiting_rows(decode_chunk(chunk.as_py()), place, selection)
+
+    return run
 
 
 def waiting_rows(messages: pa.Table, place: str, selection: Selection) -> list[pa.RecordBatch]:

@@ -44,10 +44,7 @@ Source = tuple[str, int]
 
 
 class ClaimWatch:
-    """What claims say of the records that batches read. Only the query's thread may use it.
-
-    `due_before_ms`: all that forwarders have taken so far is due before (epoch ms).
-    """
+    """What claims say of the records that batches read. Only the query's thread may use it, but for `due_before_ms`."""
 
     def __init__(
         self,

@@ -25,12 +25,16 @@ from streaming.status.job_looks import JobLooks
 from streaming.status.look import Look
 from streaming.status.look_reader import LookReader, NotThroughTheJob, look_through_job
 from streaming.status.look_request import decoded_rows, encoded_request
-from streaming.status.messages import TooMuchToRead
+from streaming.status.sealed_rows import ReadLimits, TooMuchToRead
 from streaming.status.waiting_rows import ROW_SCHEMA
 from streaming.storage.paths import storage_path
 
 # On a busy machine, the first look of a new session takes a while.
 _LONG_S = 300.0
+
+
+def _nothing_forwarded() -> int:
+    return 0
 
 
 @pytest.fixture
@@ -66,12 +70,12 @@ def test_the_job_answers_as_long_as_it_has_a_session(spark: SparkSession, settin
     with served(settings, looks) as found:
         with pytest.raises(NotThroughTheJob, match="the job is starting or stopping"):
             look_through_job(found, Look())
-        with looks.through(spark):
+        with looks.through(spark, _nothing_forwarded):
             assert look_through_job(found, Look(), _LONG_S) == ROW_SCHEMA.empty_table()
         with pytest.raises(NotThroughTheJob, match="the job is starting or stopping"):
             look_through_job(found, Look())
         # A job that starts again, as after an outage.
-        with looks.through(spark):
+        with looks.through(spark, _nothing_forwarded):
             assert look_through_job(found, Look(), _LONG_S).num_rows == 0
 
 
@@ -86,7 +90,7 @@ def test_a_look_runs_in_the_pool_of_maintenance(
 
     monkeypatch.setattr(job_looks, "look", read)
     looks = JobLooks(settings)
-    with looks.through(spark):
+    with looks.through(spark, _nothing_forwarded):
         assert looks.reply(_request(settings)).status == 200
     assert pools == ["maintenance"]
     assert spark.sparkContext.getLocalProperty("spark.scheduler.pool") is None
@@ -94,7 +98,7 @@ def test_a_look_runs_in_the_pool_of_maintenance(
 
 def test_another_application_and_a_wrong_request_are_refused(spark: SparkSession, settings: Settings) -> None:
     looks = JobLooks(settings)
-    with looks.through(spark):
+    with looks.through(spark, _nothing_forwarded):
         for application_id, storage in ((settings.application_id, "/elsewhere"), ("another", storage_path(settings))):
             status, error = _error(looks.reply(encoded_request(Look(), application_id, storage)))
             assert (status, "of another application" in error) == (409, True)
@@ -113,7 +117,7 @@ def test_a_second_look_waits_for_its_turn_and_is_then_refused(
 
     monkeypatch.setattr(job_looks, "look", read)
     looks = JobLooks(settings, turn_s=0.1, most_s=60)
-    with looks.through(spark), ThreadPoolExecutor() as clients:
+    with looks.through(spark, _nothing_forwarded), ThreadPoolExecutor() as clients:
         first = clients.submit(looks.reply, _request(settings))
         assert begun.wait(60)
         assert _error(looks.reply(_request(settings))) == (429, "another look is running. Try again")
@@ -142,14 +146,14 @@ def test_a_look_that_takes_too_long_is_cancelled_and_so_is_one_at_the_jobs_end(
 
     monkeypatch.setattr(job_looks, "look", through_retries)
     looks = JobLooks(settings, most_s=1)
-    with looks.through(spark):
+    with looks.through(spark, _nothing_forwarded):
         assert _error(looks.reply(_request(settings))) == (504, "the look took longer than 1 s")
         # The next one has its turn.
         assert looks.reply(_request(settings)).status == 504
     begun.clear()
     looks = JobLooks(settings)
     with ThreadPoolExecutor() as clients:
-        with looks.through(spark):
+        with looks.through(spark, _nothing_forwarded):
             last = clients.submit(looks.reply, _request(settings))
             assert begun.wait(60)
         assert last.result(60).status == 503
@@ -165,7 +169,7 @@ def test_a_failure_of_the_storage_is_an_answer(
 
     monkeypatch.setattr(job_looks, "look", read)
     looks = JobLooks(settings)
-    with looks.through(spark):
+    with looks.through(spark, _nothing_forwarded):
         assert _error(looks.reply(_request(settings))) == (503, "storage-failed: the disk is gone")
 
 
@@ -174,8 +178,8 @@ def test_a_look_that_is_too_large_for_the_job_is_refused(
 ) -> None:
     shown = list[int | None]()
 
-    def read(_: SparkSession, __: Settings, wanted: Look, most_bytes: int) -> pa.Table:
-        assert most_bytes == 128 * 1024 * 1024
+    def read(_: SparkSession, __: Settings, wanted: Look, limits: ReadLimits) -> pa.Table:
+        assert limits == ReadLimits(128 * 1024 * 1024, _nothing_forwarded)
         shown.append(wanted.shown_bytes)
         if wanted.topic == "large":
             raise TooMuchToRead
@@ -183,7 +187,7 @@ def test_a_look_that_is_too_large_for_the_job_is_refused(
 
     monkeypatch.setattr(job_looks, "look", read)
     looks = JobLooks(settings)
-    with looks.through(spark):
+    with looks.through(spark, _nothing_forwarded):
         assert _error(looks.reply(_request(settings, Look(topic="large"))))[0] == 413
         # Whole messages, of which one is longer than the job shows of 400.
         status, error = _error(looks.reply(_request(settings, Look(key=b"", limit=400))))
@@ -213,6 +217,6 @@ def test_without_a_job_a_spark_of_its_own_reads_and_the_reader_says_why(
     with served(settings, looks) as found, LookReader(found, _LONG_S) as reader:
         assert reader.look(Look(), said.append).num_rows == 0
         assert "refused: the job is starting or stopping" in said[-1]
-        with looks.through(spark):
+        with looks.through(spark, _nothing_forwarded):
             reader.look(Look(), pytest.fail)
     spark.sparkContext.setLogLevel("ERROR")
