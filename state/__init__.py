@@ -8,5 +8,5 @@ then the packages `buckets`, `checkpoint` and `index`, and last `header_values` 
 `dead_letter` (the headers of a dead letter), `stub` (a dead letter without its record's value), `cancel` (what asks ask
 for), `answers` (to asks), `reasons` (of answers), `names` (what publishers call messages), `repeats` (messages that
 repeat), `name_holders` (names when records are accepted again), `recalled` (what release processes recall), `due_spans`
-(counts of messages by when they are due), `claims` and `taken` (which records forwarders take).
+(counts of messages by when they are due), `claims`, `lanes`, `decided` and `taken` (which records forwarders take).
 """

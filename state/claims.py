@@ -5,14 +5,12 @@ decides each record of its partitions once, in order: it takes the record, or le
 as a *claim*, in the same transaction as the messages that it takes. The newest claim of a lane says where its next
 owner goes on, and a batch waits until claims have decided all that it reads.
 
-A lane's claims are in the partition of the claims topic with the lane's number plus one. Partition 0 has the *terms*,
-by which forwarders accept records: the job writes them.
+Forwarders accept records by the *terms*, which the job writes.
 """
 
 from __future__ import annotations
 
 import base64
-import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from types import MappingProxyType
@@ -27,8 +25,6 @@ from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat
 
-# The partition of the claims topic that has the terms.
-TERMS_PARTITION = 0
 # The owner of a lane that the job itself has taken.
 JOB = "the job"
 # Kafka's value for a leader epoch that is not known.
@@ -234,105 +230,3 @@ def check_uncut(cuts: Collection[str]) -> None:
             "records with their offsets. Delete the topic, create it again, and start with "
             "topics.skip_expired=true. Publish the unread messages again"
         )
-
-
-def lane_of(topic: str, partition: int, lanes: int) -> int:
-    """Return the lane of an input partition: the partitions of a topic are in lanes next to each other."""
-    return (zlib.crc32(topic.encode()) + partition) % lanes
-
-
-def partition_of_lane(lane: int) -> int:
-    """Return the partition of the claims topic that has the claims of `lane`."""
-    return lane + 1
-
-
-def first_claims(
-    terms: Terms, positions: Offsets, newest: Mapping[int, Claim], topic_ids: Mapping[str, str]
-) -> dict[int, Claim]:
-    """Return the claim with which each lane of `terms` begins. It takes nothing.
-
-    It says that all below `positions` is decided, and what `newest`, the newest claims by lane, say in the same epoch:
-    those of all lanes that there ever were, since a partition may have been in another lane. So it also has the leader
-    epochs, and the cuts, that they know of. `topic_ids` are the present ids of the input topics.
-    """
-    own = {lane: claim for lane, claim in newest.items() if claim.epoch == terms.epoch}
-    reached = {
-        (topic, int(partition)): offset
-        for topic, offsets in positions.items()
-        if topic in topic_ids
-        for partition, offset in offsets.items()
-    }
-    leader_epochs: dict[tuple[str, int], int] = {}
-    cut: Offsets = {}
-    for claim in own.values():
-        for topic, offsets in claim.positions.items():
-            for number in map(int, offsets) if topic in topic_ids else ():
-                decided = claim.position(topic, number, topic_ids[topic])
-                if decided >= reached.get((topic, number), 0):
-                    reached[topic, number] = decided
-                    leader_epochs[topic, number] = claim.leader_epoch(topic, number, topic_ids[topic])
-        for topic, offsets in claim.cut.items():
-            if claim.topic_ids[topic] == topic_ids.get(topic):
-                cut.setdefault(topic, {}).update(offsets)
-    due_before_ms = max((claim.due_before_ms for claim in newest.values()), default=0)
-
-    def first(lane: int) -> Claim:
-        of_lane = {source: offset for source, offset in reached.items() if lane_of(*source, terms.lanes) == lane}
-        # A lane's positions only grow, also those of partitions that have moved to another lane.
-        claim = own.get(lane, Claim(terms.epoch))
-        claim = claim.next(JOB, of_lane, {}, topic_ids, due_before_ms, leader_epochs=leader_epochs)
-        return replace(claim, cut={topic: offsets for topic, offsets in cut.items() if topic in claim.positions})
-
-    return {lane: first(lane) for lane in range(terms.lanes)}
-
-
-class Claims:
-    """What claims have decided: how far in each partition, and which offsets are taken. Not safe between threads.
-
-    A partition is known by the topic's id, so that claims about a topic that was deleted say nothing about the topic
-    that has its name now.
-    """
-
-    def __init__(self, epoch: int = 0) -> None:
-        """Claims of an epoch before `epoch` say nothing."""
-        self.due_before_ms = 0
-        self._epoch = epoch
-        self._positions: dict[tuple[str, int], int] = {}
-        self._taken: dict[tuple[str, int], BitMap64] = {}
-
-    def add(self, claim: Claim) -> None:
-        """Add a claim. What comes again changes nothing, and a claim of an earlier epoch than another says nothing."""
-        if claim.epoch < self._epoch:
-            return
-        if claim.epoch > self._epoch:
-            self._epoch, self.due_before_ms = claim.epoch, 0
-            self._positions.clear()
-            self._taken.clear()
-        self.due_before_ms = max(self.due_before_ms, claim.due_before_ms)
-        for topic, own in claim.positions.items():
-            for partition, position in own.items():
-                key = (claim.topic_ids[topic], int(partition))
-                self._positions[key] = max(position, self._positions.get(key, 0))
-        for (topic, number), offsets in claim.offsets_taken().items():
-            self._taken.setdefault((claim.topic_ids[topic], number), BitMap64()).update(offsets)
-
-    def position(self, topic_id: str, partition: int) -> int:
-        """Return the offset of the next record of a partition that no claim has decided."""
-        return self._positions.get((topic_id, partition), 0)
-
-    def taken(self, topic_id: str, partition: int, start: int, end: int) -> BitMap64:
-        """Return which offsets of [start, end) forwarders have taken."""
-        found = self._of((topic_id, partition)).copy()
-        if found and end <= (last := found.max()):
-            # Not by `&` with a range: a bitmap of a long one takes much memory.
-            found.remove_range(max(0, end), last + 1)
-        found.remove_range(0, max(0, start))
-        return found
-
-    def forget_below(self, topic_id: str, partition: int, offset: int) -> None:
-        """Forget which offsets below `offset` are taken."""
-        if offset > 0:
-            self._of((topic_id, partition)).remove_range(0, offset)
-
-    def _of(self, key: tuple[str, int]) -> BitMap64:
-        return self._taken.get(key, BitMap64())

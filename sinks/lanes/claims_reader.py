@@ -17,7 +17,8 @@ from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds, reader_options
 from sinks.lanes.claims_search import claim_in, first_offsets
 from state.checkpoint.origin import Offsets
-from state.claims import Claim, partition_of_lane
+from state.claims import Claim
+from state.lanes import partition_of_lane
 
 log = logging.getLogger(__name__)
 

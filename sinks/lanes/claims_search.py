@@ -16,7 +16,8 @@ from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds, reader_options
 from sinks.topics.limits import topic_access
 from state.checkpoint.origin import Offsets
-from state.claims import Claim, partition_of_lane
+from state.claims import Claim
+from state.lanes import partition_of_lane
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.lanes.claims_search import first_offsets
 from state.checkpoint.origin import Offsets
-from state.claims import partition_of_lane
+from state.lanes import partition_of_lane
 
 log = logging.getLogger(__name__)
 

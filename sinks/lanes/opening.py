@@ -20,7 +20,8 @@ from sinks.lanes.claims_search import count_lanes
 from sinks.lanes.terms import failure_of, fence_terms, read_terms, write_terms
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from state.checkpoint.origin import Offsets
-from state.claims import Claim, Terms, first_claims
+from state.claims import Claim, Terms
+from state.lanes import first_claims
 
 _OPENED_AT_A_TIME = 16
 # How often the first claim of a lane is written, while forwarders fence its writer.

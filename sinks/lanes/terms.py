@@ -13,7 +13,8 @@ from conf.settings import Settings
 from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
-from state.claims import TERMS_PARTITION, Terms
+from state.claims import Terms
+from state.lanes import TERMS_PARTITION
 
 
 def read_terms(settings: Settings, options: Mapping[str, str]) -> Terms | None:

@@ -14,7 +14,8 @@ from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerF
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.ready_log.chunk import chunk_record
-from state.claims import Claim, partition_of_lane
+from state.claims import Claim
+from state.lanes import partition_of_lane
 
 # A dead owner's open transaction hides what follows it in each partition of the near log, until the next owner fences
 # it, or until this time is over. A transaction takes some milliseconds.

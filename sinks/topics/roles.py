@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from conf.settings import Settings
 from sinks.topics.record_protection import INPUT_PROTECTION, READY_MAX_BYTES
-from state.claims import partition_of_lane
+from state.lanes import partition_of_lane
 from state.recalled import partition_of_shard
 
 # Kafka's value for "the broker decides", for the partition count and the replication factor.

@@ -16,7 +16,8 @@ from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.lanes.terms import read_terms
 from sinks.topics.topic_ids import PresentTopic, TopicIds
-from state.claims import Terms, lane_of
+from state.claims import Terms
+from state.lanes import lane_of
 from streaming.forward.lane import Place
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from sinks.lanes.terms import read_terms
-from state.claims import Claim, Terms, lane_of, partition_of_lane
+from state.claims import Claim, Terms
+from state.lanes import lane_of, partition_of_lane
 from streaming.status.input_lag import PartitionLag
 
 _LANES_AT_ONCE = 8

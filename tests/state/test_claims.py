@@ -13,17 +13,9 @@ from conf.errors import CheckpointMismatch, FormatMismatch
 from conf.settings import Settings
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, as_offsets
-from state.claims import (
-    JOB,
-    NO_EPOCH,
-    Claim,
-    Claims,
-    Terms,
-    check_uncut,
-    first_claims,
-    lane_of,
-    partition_of_lane,
-)
+from state.claims import JOB, NO_EPOCH, Claim, Terms, check_uncut
+from state.decided import Claims
+from state.lanes import first_claims, lane_of, partition_of_lane
 
 _IDS = {"in": "A", "other": "B"}
 _FAR = 2**40

@@ -24,7 +24,9 @@ from sinks.lanes.writer import LaneTaken, LaneWriter
 from state.checkpoint.input_ids import newest_ids
 from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Ranges
-from state.claims import JOB, Claim, Claims, check_uncut, lane_of
+from state.claims import JOB, Claim, check_uncut
+from state.decided import Claims
+from state.lanes import lane_of
 from state.taken import Taken
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from sinks.lanes.claims_reader import ClaimsReader
 from sinks.lanes.deletion import delete_claims
 from sinks.lanes.writer import LaneWriter
 from state.checkpoint.origin import Offsets
-from state.claims import Claim, partition_of_lane
+from state.claims import Claim
+from state.lanes import partition_of_lane
 from tests.eventually import assert_eventually
 from tests.sinks.lanes.conftest import IDS, Open, claim
 

@@ -19,7 +19,8 @@ from sinks.lanes.writer import LaneTaken, LaneWriter
 from sinks.topics.topics import ensure_shards
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.claims import Claim, Terms, lane_of
+from state.claims import Claim, Terms
+from state.lanes import lane_of
 from tests.sinks.lanes.conftest import IDS, Open, claim
 
 _HERE = lane_of("in", 0, 2)

@@ -13,7 +13,8 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.lanes.writer import LaneTaken, LaneWriter
-from state.claims import Claim, partition_of_lane
+from state.claims import Claim
+from state.lanes import partition_of_lane
 from state.message import decode_chunk
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings

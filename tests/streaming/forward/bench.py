@@ -26,7 +26,8 @@ from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
-from state.claims import Claim, Claims, Terms
+from state.claims import Claim, Terms
+from state.decided import Claims
 from state.message import decode_chunk
 from streaming.forward.process import ForwardProcess
 from streaming.local.broker import EmbeddedBroker

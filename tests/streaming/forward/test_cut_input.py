@@ -19,7 +19,7 @@ from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
-from state.claims import lane_of
+from state.lanes import lane_of
 from streaming.forward.process import ForwardProcess
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.local.broker import EmbeddedBroker

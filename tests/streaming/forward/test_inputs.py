@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sinks.topics.topic_ids import PresentTopic
-from state.claims import Terms, lane_of
+from state.claims import Terms
+from state.lanes import lane_of
 from streaming.forward.inputs import Inputs
 from tests.messages import some_batch_settings
 

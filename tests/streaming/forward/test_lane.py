@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.claims import NO_EPOCH, Claim, Claims
+from state.claims import NO_EPOCH, Claim
+from state.decided import Claims
 from streaming.forward.lane import CLAIM_EVERY_S, MOST_BEHIND, MOST_BEHIND_S, URGENT_S, Lane, may_wait_s
 
 A, B = ("in", 0), ("in", 3)

@@ -17,7 +17,9 @@ import pytest
 from conf.settings import Settings
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, as_offsets
-from state.claims import JOB, Claim, Claims, Terms, first_claims, lane_of
+from state.claims import JOB, Claim, Terms
+from state.decided import Claims
+from state.lanes import first_claims, lane_of
 from streaming.forward.lane import Lane, Place
 
 _IDS = {"in": "A", "other": "B"}

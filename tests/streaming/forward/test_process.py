@@ -17,7 +17,8 @@ from conf.failpoints import FORWARD_POINTS
 from sinks.lanes.writer import LaneTaken
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
-from state.claims import JOB, lane_of
+from state.claims import JOB
+from state.lanes import lane_of
 from state.order import ORDER
 from state.shards import shard_of
 from streaming.forward.lane import MOST_BEHIND

@@ -13,7 +13,8 @@ from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import input_ids
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
-from state.claims import Claim, Terms, lane_of
+from state.claims import Claim, Terms
+from state.lanes import lane_of
 from streaming.status.broker import ask_broker
 from streaming.status.formats import as_lines
 from streaming.status.input_lag import PartitionLag

@@ -12,7 +12,8 @@ from conf.load import load_settings
 from conf.settings import Settings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
-from state.claims import JOB, Claim, lane_of
+from state.claims import JOB, Claim
+from state.lanes import lane_of
 from streaming.job.lanes import claim_watch
 from streaming.job.lanes.claim_watch import ClaimWatch
 
