@@ -1,8 +1,9 @@
 """Processes without Spark that a command starts and supervises: release processes, and forwarders.
 
-Read `kinds` (which there are), `supervisor` (the command's side), `orders` (what it sends), `supervised` (what such a
-process runs), `member` (what it has in common with one that an operator starts), `meeting_place` (where a later command
-finds it), `drain` (waiting until all that is handed over is released).
+Read `kinds` (which there are), `supervisor` (the command's side) with `child` (a process, as its supervisor has it) and
+`restarts` (when it is started again), `orders` (what it is sent), `supervised` (what such a process runs), `member`
+(what it has in common with one that an operator starts), `meeting_place` (where a later command finds it), `drain`
+(waiting until all that is handed over is released).
 
 The two sides share a socket. The command sends the settings through it, since a command line would show secrets, and
 says when the process is to end. The process sends its error back. SIGTERM does not end it: a service manager sends

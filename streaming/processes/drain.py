@@ -15,6 +15,7 @@ from sinks.internal_topics.progress import read_progress
 from sinks.release.log_end import unreleased
 from sinks.topics.partitions import partition_counts
 from streaming.processes.kinds import Kind
+from streaming.processes.restarts import USUAL_PAUSES, Pauses
 from streaming.processes.supervisor import Processes
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def left_to_release(settings: Settings) -> dict[int, int]:
     return ready
 
 
-def drain(settings: Settings) -> None:
+def drain(settings: Settings, pauses: Pauses = USUAL_PAUSES) -> None:
     """Release all that is handed over. Takes until the last of it is due: up to `clock.horizon`.
 
     Other release processes of the application may take part. Raises BrokerUnreachable, TopicMissing,
@@ -70,7 +71,7 @@ def drain(settings: Settings) -> None:
     # Its process answers at no address: a `delayline release` on this host may have that of the settings.
     monitor = settings.monitor.model_copy(update={"release": ""})
     own = settings.model_copy(update={"monitor": monitor})
-    with Processes(own, {Kind.RELEASE: 1}, command="drain") as processes:
+    with Processes(own, {Kind.RELEASE: 1}, "drain", pauses) as processes:
         processes.start()
         logged_s = 0.0
         while left := unreleased_shards(settings):

@@ -17,6 +17,7 @@ from state.kinds import REQUEST
 from streaming.processes import drain as module
 from streaming.processes.drain import drain, left_to_release, unreleased_shards
 from streaming.processes.kinds import Kind
+from streaming.processes.restarts import Pauses
 from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -144,11 +145,8 @@ def test_an_application_without_topics_is_refused_or_has_nothing(make_settings: 
 
 
 @pytest.mark.takes(8)
-def test_the_error_of_its_process_is_raised(
-    prepared: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streaming.processes.supervisor._LONGEST_PAUSE_S", 0.1)
+def test_the_error_of_its_process_is_raised(prepared: Settings, handed_over: HandOver) -> None:
     handed_over(1)
     other = prepared.model_copy(update={"topics": prepared.topics.model_copy(update={"output": "nowhere"})})
     with pytest.raises(TopicMissing, match="nowhere"):
-        drain(other)
+        drain(other, Pauses(longest_s=0.1))

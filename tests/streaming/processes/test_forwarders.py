@@ -20,10 +20,11 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.group.groups import forward_group
 from sinks.group.members import members
-from streaming.processes import supervised, supervisor
+from streaming.processes import supervised
 from streaming.processes.kinds import SPARE, Kind
 from streaming.processes.meeting_place import meeting_place
 from streaming.processes.orders import Orders
+from streaming.processes.restarts import Pauses
 from streaming.processes.supervised import _Supervision
 from streaming.processes.supervisor import Processes
 from tests.eventually import assert_eventually
@@ -47,10 +48,9 @@ with Processes(pickle.load(sys.stdin.buffer), {Kind.FORWARD: 1}) as processes:
 
 
 @pytest.fixture
-def both(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+def both(prepared: Settings) -> Iterator[Processes]:
     """A release process and a forwarder that run, with which a spare process is started soon."""
-    monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
-    with Processes(prepared, _BOTH) as processes:
+    with Processes(prepared, _BOTH, pauses=Pauses(calm_s=0.1)) as processes:
         processes.start()
         yield processes
 
@@ -99,9 +99,8 @@ def test_a_forwarder_that_fails_again_and_again_ends_no_command(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setenv(VARIABLE, "lanes-assigned=raise")
-    with Processes(prepared, _BOTH) as processes:
+    with Processes(prepared, _BOTH, pauses=Pauses(longest_s=0.1)) as processes:
         processes.start()
         assert_eventually(lambda: "Restarting it in 60 s" in caplog.text, 2 * _START_S)
         assert "forwarder" in caplog.text

@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import BrokerUnreachable, DelaylineError, LoginRefused, ProcessFailed, TopicMissing
 from conf.load import load_settings
-from streaming.processes import supervisor
+from streaming.processes import child
 from streaming.processes.kinds import Kind
 from streaming.processes.supervisor import Processes
 
@@ -17,25 +17,22 @@ _LIMIT_S, _START_S = 100, 10
 
 
 class _Clock:
-    """Stands in for the module `time`."""
-
     def __init__(self) -> None:
         self.now_s = 1_000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now_s
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    own = _Clock()
-    monkeypatch.setattr(supervisor, "time", own)
-    return own
+def clock() -> _Clock:
+    return _Clock()
 
 
 @pytest.fixture
-def processes() -> Processes:
-    return Processes(load_settings(None, [f"kafka.outage_limit={_LIMIT_S}s"], environ={}), {Kind.RELEASE: 1})
+def processes(clock: _Clock) -> Processes:
+    settings = load_settings(None, [f"kafka.outage_limit={_LIMIT_S}s"], environ={})
+    return Processes(settings, {Kind.RELEASE: 1}, now=clock)
 
 
 def ends(processes: Processes, clock: _Clock, error: Callable[[], DelaylineError], most_s: float) -> float:
@@ -43,7 +40,7 @@ def ends(processes: Processes, clock: _Clock, error: Callable[[], DelaylineError
     (process,) = processes._processes
     begun_s = clock.now_s
     while clock.now_s < begun_s + most_s and processes._error is None:
-        process.started_s = clock.now_s = max(clock.now_s, process.next_start_s)
+        process.restarts.started_s = clock.now_s = max(clock.now_s, process.restarts.next_start_s)
         clock.now_s += _START_S
         processes._count(process, error(), is_error=True)
     return clock.now_s - begun_s
@@ -59,15 +56,15 @@ def test_an_error_that_comes_again_and_again_needs_an_operator(
 
 
 def test_a_forwarder_that_fails_again_and_again_is_tried_every_minute_and_ends_nothing(clock: _Clock) -> None:
-    processes = Processes(load_settings(None, [], environ={}), {Kind.FORWARD: 1})
+    processes = Processes(load_settings(None, [], environ={}), {Kind.FORWARD: 1}, now=clock)
     assert ends(processes, clock, lambda: TopicMissing("no"), most_s=1_000) >= 1_000
     processes.check()
     (process,) = processes._processes
-    assert process.next_start_s == clock.now_s + 60
+    assert process.restarts.next_start_s == clock.now_s + 60
     # One that has run for a while begins anew.
     clock.now_s += 600
     processes._count(process, ProcessFailed("killed"), is_error=False)
-    assert process.next_start_s == clock.now_s
+    assert process.restarts.next_start_s == clock.now_s
 
 
 def test_brokers_that_are_away_are_waited_for_as_long_as_by_the_job(processes: Processes, clock: _Clock) -> None:
@@ -91,11 +88,11 @@ def test_a_start_that_this_host_refuses_is_tried_again_and_then_reported(
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(supervisor.subprocess, "Popen", refuse)
+    monkeypatch.setattr(child.subprocess, "Popen", refuse)
     (process,) = processes._processes
     for _ in range(4):
         processes.check()
-        clock.now_s = max(clock.now_s, process.next_start_s)
+        clock.now_s = max(clock.now_s, process.restarts.next_start_s)
         processes._start_again(process)
         assert process.popen is None
     with pytest.raises(ProcessFailed, match="cannot start the process: BlockingIOError"):

@@ -26,6 +26,7 @@ from streaming.monitor.client import NoAnswer, ask
 from streaming.processes import supervisor
 from streaming.processes.kinds import SPARE, Kind
 from streaming.processes.meeting_place import meeting_place
+from streaming.processes.restarts import MOST_ERRORS, Pauses
 from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -35,6 +36,7 @@ from tests.thorough import some_thorough
 
 # A process starts in two seconds; on a busy machine it takes far longer.
 _START_S = 60.0
+_SHORT = Pauses(longest_s=0.1)
 
 # A command that dies: it starts a release process, and says which.
 _COMMAND = """
@@ -157,13 +159,10 @@ def test_a_killed_process_is_started_again(
 
 
 @pytest.mark.takes(8)
-def test_processes_that_are_killed_again_and_again_are_no_error(
-    prepared: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
-    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
+def test_processes_that_are_killed_again_and_again_are_no_error(prepared: Settings) -> None:
+    with Processes(prepared, {Kind.RELEASE: 1}, pauses=_SHORT) as processes:
         processes.start()
-        for _ in range(supervisor._MOST_ERRORS + 1):
+        for _ in range(MOST_ERRORS + 1):
             (pid,) = assert_eventually(lambda: processes.pids, _START_S)
             os.kill(pid, signal.SIGKILL)
             assert_eventually(lambda: processes.pids not in ([], [pid]), _START_S)  # noqa: B023
@@ -172,18 +171,17 @@ def test_processes_that_are_killed_again_and_again_are_no_error(
 
 @pytest.mark.takes(8)
 def test_an_error_that_comes_again_and_again_is_raised_and_ends_the_tries(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     settings = make_settings()
-    with Processes(settings, {Kind.RELEASE: 1}) as processes:
+    with Processes(settings, {Kind.RELEASE: 1}, pauses=_SHORT) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
         with pytest.raises(TopicMissing, match=rf"{settings.ready_topic} \(ready\).*`delayline topics create`"):
             processes.check()
         assert processes.pids == []
     tries = [record for record in caplog.records if "topic-missing" in record.getMessage()]
-    assert len(tries) == supervisor._MOST_ERRORS
+    assert len(tries) == MOST_ERRORS
     assert all(record.levelno == logging.WARNING for record in tries)
 
 
@@ -191,9 +189,8 @@ def test_an_error_that_comes_again_and_again_is_raised_and_ends_the_tries(
 def test_an_error_of_a_process_that_had_joined_is_raised_as_what_it_is(
     prepared: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setenv(VARIABLE, "shards-assigned=raise")
-    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}, pauses=_SHORT) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), 2 * _START_S)
         with pytest.raises(InjectedFailure, match="shards-assigned"):
@@ -204,9 +201,8 @@ def test_an_error_of_a_process_that_had_joined_is_raised_as_what_it_is(
 def test_a_process_that_fails_without_an_error_of_its_own_is_reported(
     prepared: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}, pauses=_SHORT) as processes:
         processes.start()
         assert_eventually(lambda: _has_error(processes), _START_S)
         with pytest.raises(ProcessFailed, match=r"ended with exit code 1\. See its log lines"):
@@ -222,10 +218,9 @@ def _spare_of(processes: Processes, before: psutil.Process | None = None) -> psu
 
 
 @pytest.fixture
-def one(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+def one(prepared: Settings) -> Iterator[Processes]:
     """One release process that runs, with which a spare one is started soon."""
-    monkeypatch.setattr(supervisor, "_CALM_S", 0.1)
-    with Processes(prepared, {Kind.RELEASE: 1}) as processes:
+    with Processes(prepared, {Kind.RELEASE: 1}, pauses=Pauses(calm_s=0.1)) as processes:
         processes.start()
         yield processes
 
