@@ -5,5 +5,6 @@ A forwarder reads the input topics as they grow, and takes messages by the same 
 All that no forwarder has claimed is the batches' work: so forwarders may be dead or paused at any time.
 
 Read `process` (a member of the group between whose members Kafka divides the lanes), `engine` (the loop of one lane),
-`lane` (what its owner has read and not claimed yet: pure), `inputs` (which input partitions there are), `counts`.
+`lane_reader` (its consumer), `lane` (what its owner has read and not claimed yet: pure), `inputs` (which input
+partitions there are), `counts`.
 """

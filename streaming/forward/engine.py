@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,14 +16,12 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message
 
 from conf.errors import BrokerUnreachable, ClockAhead
 from conf.failpoints import failpoint
 from conf.instants import instant
-from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import FENCED_ONCE, is_transient_read
-from conf.kafka.rights import is_refusal, right_missing
+from conf.kafka.error_codes import FENCED_ONCE
 from conf.settings import Settings
 from sinks.group.parts import PartThread
 from sinks.internal_topics.broker_retry import BrokerRetry
@@ -32,13 +30,14 @@ from sinks.ready_log.hand_over import ready_chunks
 from sinks.release.wall_clock import now_ms
 from sources.intake.consumed import records_of
 from sources.intake.near import accept_near
-from state.claims import JOB, NO_EPOCH, Terms, check_uncut
+from state.claims import JOB, Terms, check_uncut
 from state.message import empty_messages
 from state.order import in_order
 from state.shards import by_shard
 from streaming.forward.counts import ForwardCounts
 from streaming.forward.inputs import Inputs, InputWatch
 from streaming.forward.lane import Lane, Place, may_wait_s
+from streaming.forward.lane_reader import MOST_BYTES, MOST_RECORDS, LaneReader
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +47,8 @@ _POLL_S = 0.2
 _IDLE_S = 0.5
 # Records are taken so far apart: each time costs the same few milliseconds, however few they are.
 _PACE_S = 0.02
-# What is accepted at once, at most. A single call of the client may go over it.
-_MOST_RECORDS = 4_000
-_MOST_BYTES = 32 * 1024 * 1024
-_AT_ONCE = 1_000
-_END_TIMEOUT_S = 10.0
 # So long after a topic is created again, brokers may still tell the id of the one before.
 _LEARN_S = 2.0
-# Errors of reading that pass: the next look at the inputs finds out whether the topic is there.
-_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 
 @dataclass(frozen=True)
@@ -141,13 +133,13 @@ class LaneForwarder(PartThread):
                 # The job learns that the lane has a forwarder again, also if no record comes.
                 self._write(lane, writer, terms)
             # 3. Read, accept, write.
-            with closing(self._consumer()) as consumer:
-                _assign(consumer, lane)
+            with closing(LaneReader(self._settings, self._context.options)) as reader:
+                reader.begin(lane)
                 self.is_reading = True
                 try:
                     while not self._stopping.is_set() and self._holds(inputs) and not writer.is_spent:
-                        stuck = self._step(consumer, lane, writer, terms)
-                        if stuck and not self._resume(consumer, lane, writer, stuck):
+                        stuck = self._step(reader, lane, writer, terms)
+                        if stuck and not self._resume(reader, lane, writer, stuck):
                             break
                 finally:
                     self.is_reading = False
@@ -159,17 +151,17 @@ class LaneForwarder(PartThread):
     def _holds(self, inputs: Inputs) -> bool:
         return self._context.watch.inputs is inputs
 
-    def _step(self, consumer: Consumer, lane: Lane, writer: LaneWriter, terms: Terms) -> set[Place]:
-        """Take what has come, and write it with a claim once that is due. Return what `_read` could not go on with."""
+    def _step(self, reader: LaneReader, lane: Lane, writer: LaneWriter, terms: Terms) -> set[Place]:
+        """Take what has come, and write it with a claim once that is due. Return where the reader is stuck."""
         due_s = lane.claim_due_s
         self.stepped_s = begun_s = time.monotonic()
         self.behind = lane.lag
         pause_s = self._took_s + _PACE_S - begun_s
         if pause_s > 0:
             time.sleep(pause_s)
-        records, reached, stuck = _read(consumer, _POLL_S if due_s is None else max(0.0, due_s - begun_s))
+        records, reached, stuck = reader.read(_POLL_S if due_s is None else max(0.0, due_s - begun_s))
         self._retry.end()
-        if self._skip_backlog(consumer, lane, reached):
+        if self._skip_backlog(reader, lane, reached):
             records, reached = [], {}
         now_s = time.monotonic()
         if records:
@@ -182,7 +174,7 @@ class LaneForwarder(PartThread):
             self._write(lane, writer, terms)
         return stuck
 
-    def _resume(self, consumer: Consumer, lane: Lane, writer: LaneWriter, stuck: Collection[Place]) -> bool:
+    def _resume(self, reader: LaneReader, lane: Lane, writer: LaneWriter, stuck: Collection[Place]) -> bool:
         """Go on in partitions where the client cannot. Return False if the lane must be opened again instead.
 
         Either the records there were deleted unread, or the partition was cut: it ends below the position, or has other
@@ -199,30 +191,28 @@ class LaneForwarder(PartThread):
             self._stopping.wait(pause_s)
             if not {*stuck}.issubset(self._context.watch.look(for_terms=False).of_lane(self.lane)):
                 return False
-        firsts = {place: consumer.get_watermark_offsets(TopicPartition(*place), _END_TIMEOUT_S)[0] for place in stuck}
+        firsts = {place: reader.first(place) for place in stuck}
         if cut := lane.resume(firsts, time.monotonic()):
             claim = lane.claim.found_cut(self._context.member, cut)
             writer.write(claim)
             check_uncut(claim.cuts(claim.topic_ids))
-        _assign(consumer, lane)
+        reader.begin(lane)
         return True
 
-    def _skip_backlog(self, consumer: Consumer, lane: Lane, reached: Mapping[Place, tuple[int, int]]) -> bool:
+    def _skip_backlog(self, reader: LaneReader, lane: Lane, reached: Mapping[Place, tuple[int, int]]) -> bool:
         """Leave what is there to the batches, unread, if the lane is too far behind. Return whether that is so."""
         for place, (position, _) in reached.items():
-            _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            lane.ends_at(place, max(end, position))
+            lane.ends_at(place, max(reader.known_end(place), position))
         if not (backlog := lane.behind(time.monotonic())):
             return False
         # The client has told where the partitions end for readers of all records. An open transaction may hide some.
         for place in backlog:
-            _, end = consumer.get_watermark_offsets(TopicPartition(*place), _END_TIMEOUT_S)
-            lane.ends_at(place, end)
+            lane.ends_at(place, reader.end(place))
         if not (backlog := lane.behind(time.monotonic())):
             return False
         log.info("lane %d: leaving a backlog up to %s to the batches", self.lane, backlog)
         lane.skip(backlog, time.monotonic())
-        _assign(consumer, lane)
+        reader.begin(lane)
         return True
 
     def _take(self, lane: Lane, records: list[Message], terms: Terms) -> None:
@@ -237,8 +227,8 @@ class LaneForwarder(PartThread):
         self._taken_ms = max(self._taken_ms, clock_ms)
         dues = pc.min_max(messages.column("deliver_at_ms")).as_py()
         is_full = (
-            sum(each.num_rows for each in self._taken) >= _MOST_RECORDS
-            or sum(each.nbytes for each in self._taken) >= _MOST_BYTES
+            sum(each.num_rows for each in self._taken) >= MOST_RECORDS
+            or sum(each.nbytes for each in self._taken) >= MOST_BYTES
         )
         wait_s = 0.0 if is_full else may_wait_s(dues["min"] - clock_ms)
         lane.take(_offsets(messages), due_before_ms=dues["max"] + 1, by_s=self._took_s + wait_s)
@@ -269,88 +259,6 @@ class LaneForwarder(PartThread):
                 f"{instant(stamp_ms)}. clock.skew_limit is {timedelta(milliseconds=limit_ms)}. Correct the "
                 "wrong clock. Forwarders claim no messages until then"
             )
-
-    def _consumer(self) -> Consumer:
-        return Consumer(
-            {
-                **self._context.options,
-                "logger": client_log(log),
-                "group.id": f"{self._settings.claims_topic}-reader",
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "isolation.level": "read_committed",
-                # Where records were deleted unread, or the log was cut, `_resume` finds out which.
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                # With a rack, a follower may answer, which has new records later.
-                "client.rack": "",
-                "fetch.min.bytes": 1,
-                # Records come at once. That a partition ends behind the marker of a transaction is told with the next
-                # answer, which claims wait for.
-                "fetch.wait.max.ms": 200,
-                "fetch.error.backoff.ms": 20,
-                "queued.max.messages.kbytes": 16 * 1024,
-                "fetch.queue.backoff.ms": 5,
-                "fetch.message.max.bytes": 1024 * 1024,
-                # The client's most: it must be above fetch.max.bytes, and above message.max.bytes, of [kafka].
-                "receive.message.max.bytes": 2**31 - 1,
-                "log_level": 2,
-            }
-        )
-
-
-def _assign(consumer: Consumer, lane: Lane) -> None:
-    consumer.assign(
-        [
-            # A new client checks with the epoch that the log has not been cut since.
-            TopicPartition(*place, position, leader_epoch=lane.leader_epochs[place])
-            for place, position in lane.positions.items()
-        ]
-    )
-
-
-def _read(consumer: Consumer, timeout_s: float) -> tuple[list[Message], dict[Place, tuple[int, int]], set[Place]]:
-    """Return the records that have come, how far partitions are read with them, and where the client cannot go on.
-
-    How far is an offset, and the leader epoch of the record just before it. Waits for the first record up to
-    `timeout_s`. Raises KafkaException, RightMissing.
-    """
-    records: list[Message] = []
-    reached: dict[Place, tuple[int, int]] = {}
-    stuck: set[Place] = set()
-    for message in _consumed(consumer, timeout_s):
-        error = message.error()
-        place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-        if error is None:
-            records.append(message)
-            leader_epoch = message.leader_epoch()
-            reached[place] = offset + 1, NO_EPOCH if leader_epoch is None else leader_epoch
-        elif error.code() == KafkaError._PARTITION_EOF:
-            # Behind the last record may be offsets without records, such as those of the ends of transactions.
-            if offset > reached.get(place, (0, 0))[0]:
-                reached[place] = offset, NO_EPOCH
-        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            stuck.add(place)
-        elif error.code() in _NO_TOPIC or is_transient_read(error):
-            continue
-        elif is_refusal(error):
-            raise right_missing("Read", f"topic {place[0]}")
-        else:
-            raise KafkaException(error)
-    return records, reached, stuck
-
-
-def _consumed(consumer: Consumer, timeout_s: float) -> Iterator[Message]:
-    """Yield what has come, up to a limit. Wait for the first one up to `timeout_s`, and not for more."""
-    first = consumer.poll(timeout_s)
-    messages = [] if first is None else [first]
-    count = nbytes = 0
-    while messages:
-        yield from messages
-        count += len(messages)
-        nbytes += sum(map(len, messages))
-        enough = count >= _MOST_RECORDS or nbytes >= _MOST_BYTES
-        messages = [] if enough else consumer.consume(_AT_ONCE, 0)
 
 
 def _offsets(messages: pa.Table) -> dict[Place, list[int]]:
