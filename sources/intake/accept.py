@@ -23,7 +23,8 @@ from sources.intake.header_case import REQUEST_HEADERS, check_case, message_head
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
 from sources.intake.names import ask_keys, asks_in, names_given, names_to_cancel, with_names
 from sources.intake.partitioner import partitions_for
-from sources.intake.presets import Preset, presets_named
+from sources.intake.preset_headers import Preset
+from sources.intake.presets import presets_named
 from sources.intake.repeats import Repeats, find_repeats
 from sources.intake.replacements import check_replacements, with_replacements
 from sources.intake.schedule import parse_deliver_to

@@ -13,7 +13,7 @@ from conf.durations import format_duration
 from conf.errors import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
 from sources.intake.envelopes import check_version
 from sources.intake.header_columns import Headers, Ints, Mask, Rejections, only, parse_distinct
-from sources.intake.presets import Meaning, Preset, ScheduleHeader
+from sources.intake.preset_headers import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 

@@ -28,7 +28,7 @@ from sources.intake.header_columns import (
     without_headers,
 )
 from sources.intake.partitioner import partitions_for
-from sources.intake.presets import Origin, Preset
+from sources.intake.preset_headers import Origin, Preset
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text, whole_number
 from state.message import HEADERS

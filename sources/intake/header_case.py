@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from conf.errors import HeaderCase, quoted
 from sources.intake.header_columns import Headers, Mask, Rejections, only, parse_distinct
-from sources.intake.presets import Preset
+from sources.intake.preset_headers import Preset
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, NAME_HEADER

@@ -13,7 +13,7 @@ from conf.durations import format_duration
 from conf.errors import BadRepeat, BadTimestamp, DelayTooLong, Rejected
 from sources.intake.due_times import LEAST_TIMESTAMP_MS, MOST_SKEW_MS
 from sources.intake.header_columns import Headers, Ints, Mask, Rejections
-from sources.intake.presets import Preset, Repeat
+from sources.intake.preset_headers import Preset, Repeat
 from state.checkpoint.batch_settings import DelayPolicy
 from state.header_values import header_text, parse_instant, whole_number
 from state.message import HEADERS

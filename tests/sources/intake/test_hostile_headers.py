@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from conf.errors import MOST_TEXT_BYTES
 from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
-from sources.intake.presets import Preset, presets_named
+from sources.intake.preset_headers import Preset
+from sources.intake.presets import presets_named
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_of
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import DEAD_LETTER, REQUEST, kinds_of, requests_in
