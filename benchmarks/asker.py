@@ -1,6 +1,6 @@
 """Asks a running job to cancel messages at a rate, and reads the answers, in a separate process.
 
-`python -m benchmarks.asker BOOTSTRAP TOPIC PARTITIONS RESULTS COUNT RATE SECONDS` asks for messages at random, each
+`python -m benchmarks.asker BOOTSTRAP TOPIC PARTITIONS RESULTS COUNT RATE SECONDS` cancels messages at random, each
 once, of the first COUNT of TOPIC, whose message n is in partition n modulo PARTITIONS. RESULTS is the results topic,
 with as many partitions. It prints one line of JSON.
 """
@@ -22,15 +22,15 @@ _GROUP, _BATCH = 100, 1_000
 
 
 def main() -> None:
-    """Ask, and print how many asks had which answer, how long that took, and how long the last answer took."""
+    """Send requests, and print how many had which answer, how long that took, and how long the last answer took."""
     bootstrap, topic, partitions, results, count, rate, seconds = sys.argv[1:]
-    parts, asks = int(partitions), int(int(rate) * float(seconds))
-    numbers = np.random.default_rng(4).choice(int(count), asks, replace=False).tolist()
+    parts, requests = int(partitions), int(int(rate) * float(seconds))
+    numbers = np.random.default_rng(4).choice(int(count), requests, replace=False).tolist()
     answers = _Answers(bootstrap, results, parts)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": 500_000})
     begun_s = time.time()
-    # In small groups: to look at the clock and for answers at each ask would take most of a core.
-    for first in range(0, asks, _GROUP):
+    # In small groups: to look at the clock and for answers at each request would take most of a core.
+    for first in range(0, requests, _GROUP):
         while (ahead_s := begun_s + first / int(rate) - time.time()) > 0:
             answers.read(min(ahead_s, 0.005))
         stamp_ms = int(time.time() * 1000)
@@ -42,11 +42,11 @@ def main() -> None:
         answers.read(0)
     producer.flush(_TIMEOUT_S)
     asked_s = time.time()
-    while answers.count < asks and time.time() < asked_s + _TIMEOUT_S:
+    while answers.count < requests and time.time() < asked_s + _TIMEOUT_S:
         answers.read(0.1)
     took_ms = np.array(answers.took_ms or [0])
     figures = {
-        "asked": asks,
+        "asked": requests,
         "answered": answers.count,
         **{result.replace("-", "_"): number for result, number in answers.results.items()},
         "answer_p50_ms": round(float(np.percentile(took_ms, 50))),
@@ -79,7 +79,7 @@ class _Answers:
         first = self._consumer.poll(wait_s)
         for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
             if message.error() is None:
-                # An answer's timestamp is that of its ask.
+                # An answer's timestamp is that of its request.
                 self.took_ms.append(time.time() * 1000 - message.timestamp()[1])
                 self.results[json.loads(message.value() or b"{}").get("result", "none")] += 1
 

@@ -24,7 +24,7 @@ TRIGGERS = {f"{trigger_ms / 1000:g} s": trigger_ms for trigger_ms in (500, 1_000
 DEFAULT = f"{Settings().forward.trigger / 1000:g} s"
 WAITING, WAITING_FOR_S, WAITING_SPREAD_S = 500_000, 48 * 3600.0, 3600.0
 RATE, WARM_UP_S, LOAD_S = 1_000, 15.0, 45.0
-ASKS_PER_S, ASKED_S = 100, 15.0
+REQUESTS_PER_S, ASKED_S = 100, 15.0
 CORES, ANSWER_P99_MS, OF_BEST_INGEST = 0.5, 5_000.0, 0.9
 _INGEST_TIMEOUT_S = 300.0
 
@@ -46,7 +46,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         lateness_ms, figures[case] = run_through(stand, application, job, traffic)
         series[case] = curve(lateness_ms)
         figures[case]["ingested_per_s"] = round(batches[-1].end / (batches[-1].done_s - batches[0].planned_s))
-        asker = cancels.ask(stand, application, waiting, ASKS_PER_S, ASKED_S)
+        asker = cancels.ask(stand, application, waiting, REQUESTS_PER_S, ASKED_S)
         printed, _ = asker.communicate(timeout=300)
         figures[case] |= json.loads(printed)
         job.stop()

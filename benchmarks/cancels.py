@@ -22,7 +22,7 @@ from benchmarks.traffic import Traffic, curve, run_through
 from benchmarks.waiting import say
 
 MESSAGES, SPREAD = 10_000_000, "48h"
-ASKS_PER_S = 10_000
+REQUESTS_PER_S = 10_000
 RATE, WARM_UP_S, LOAD_S, LEAST_S = 1_000, 60.0, 60.0, 15.0
 CALM, ASKED = "calm", "asked"
 # After the ingest, so that merges are not measured as well.
@@ -31,7 +31,7 @@ _TIMEOUT_S = 1200.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Seal messages; send a load through the job, without and with asks beside it."""
+    """Seal messages; send a load through the job, without and with requests."""
     count = int(MESSAGES * scale)
     warm_up_s, load_s = (max(LEAST_S, full_s * scale) for full_s in (WARM_UP_S, LOAD_S))
     stand.topic("cancels-in", config=feed.TOPIC)
@@ -46,30 +46,30 @@ def measure(stand: Stand, scale: float) -> Outcome:
         # Numbers of their own, after those of the sealed messages.
         traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, warm_up_s, load_s, first=(number + 1) * MESSAGES)
         read = _bytes_read(job)
-        asker = ask(stand, application, count, ASKS_PER_S, traffic.seconds) if case == ASKED else None
+        asker = ask(stand, application, count, REQUESTS_PER_S, traffic.seconds) if case == ASKED else None
         lateness_ms, figures[case] = run_through(stand, application, job, traffic)
         figures[case]["jvm_mb_read_per_s"] = round((_bytes_read(job) - read) / 2**20 / traffic.seconds, 1)
         if asker is not None:
             printed, _ = asker.communicate(timeout=300)
             figures[case] |= json.loads(printed)
         series[case] = curve(lateness_ms)
-    about = f"{ASKS_PER_S:,} asks/s against {count:,} sealed messages"
+    about = f"{REQUESTS_PER_S:,} requests/s against {count:,} sealed messages"
     return Outcome("cancels", about, aims_of(figures), figures, series)
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: each ask has its answer soon, each message is cancelled, and the load notices nothing."""
+    """Return the aims: each request has its answer soon, each message is cancelled, and the load notices nothing."""
 
     def of_calm(name: str) -> float | None:
         return ratio(figure(figures, ASKED, name), figure(figures, CALM, name))
 
     asked = figure(figures, ASKED, "asked")
     return [
-        Aim("answers to asks", ratio(figure(figures, ASKED, "answered"), asked), 1.0, at_least=True),
+        Aim("answers to requests", ratio(figure(figures, ASKED, "answered"), asked), 1.0, at_least=True),
         Aim("cancelled of those", ratio(figure(figures, ASKED, "cancelled"), asked), 1.0, at_least=True),
-        Aim("from the last ask to the last answer", figure(figures, ASKED, "last_answer_s"), 10.0, "s"),
-        Aim("lateness p99, of that without asks", of_calm("p99_ms"), 1.3),
-        Aim("memory, of that without asks", of_calm("mb_job"), 1.3),
+        Aim("from the last request to the last answer", figure(figures, ASKED, "last_answer_s"), 10.0, "s"),
+        Aim("lateness p99, to that without requests", of_calm("p99_ms"), 1.3),
+        Aim("memory, to that without requests", of_calm("mb_job"), 1.3),
         *(aim for case in (CALM, ASKED) for aim in (held_aim(figures, case), *fault_aims(figures, case))),
     ]
 

@@ -94,7 +94,7 @@ def counts_of(judged: JudgedLoad) -> dict[str, int]:
     faults = {str(fault): count for fault, count in verdict.faults.items()}
     load = judged.load
     cancels = {
-        "asks to cancel": load.cancels,
+        "cancel requests": load.cancels,
         "replacements": load.replacements,
         "refused": judged.refused,
         "cancelled or refused": load.published - load.cancels - verdict.published,

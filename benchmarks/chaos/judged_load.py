@@ -118,10 +118,10 @@ class JudgedLoad:
         own, of_names = self._divided()
         answers = Answers.of(own)
         self.refused = len(answers.refused())
-        # Some asks ask for asks for a cancel, which come out as answers.
+        # Some requests are for requests, which come out as answers.
         came_out = self._outputs.ids | ({answer.id for answer in own} - records.messages.keys())
         self.wrong_answers = answers.problems(
-            records.asks, came_out, True, self._circumstances(records, own), records.conditions
+            records.requests, came_out, True, self._circumstances(records, own), records.conditions
         ) + answers.misplaced(self.received)
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
@@ -154,8 +154,8 @@ class JudgedLoad:
         """Return the ids of the messages that are answered to be cancelled, or not to be accepted."""
         received, _ = self._divided()
         answers = Answers.of(received)
-        asks = {answer.id: (answer.key or b"").decode() for answer in received}
-        return answers.cancelled(asks) | answers.refused()
+        requested = {answer.id: (answer.key or b"").decode() for answer in received}
+        return answers.cancelled(requested) | answers.refused()
 
 
 def _strike(fault: Fault, begun_s: float, inject: Callable[[Fault], float]) -> float:

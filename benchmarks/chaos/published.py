@@ -19,13 +19,13 @@ _READ_S = 600.0
 class Records:
     """What was published to an input topic, by id.
 
-    - `messages`: all but those that ask for a cancel
-    - `asks`: what each record asks for that is to cancel or to replace a message
-    - `conditions`: of those that replace
+    - `messages`: all but cancel requests
+    - `requests`: the id that each record is to cancel or to replace
+    - `conditions`: of replacements
     """
 
     messages: dict[str, Published]
-    asks: dict[str, str]
+    requests: dict[str, str]
     conditions: dict[str, str]
 
 
