@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.table_rows import ArrowFunction
-from state.kinds import is_ask
+from state.kinds import is_ask, repeats
 from state.message import HEADERS, decode_chunk
 from state.message_ids import Ids, among, id_texts
 
@@ -110,8 +110,10 @@ def _shortened(messages: pa.Table, most_bytes: int) -> dict[str, Any]:
     headers = messages.column("headers").combine_chunks()
     if headers.nbytes > most_bytes or len(headers.values) > _SHOWN_HEADERS:
         shown = list[list[dict[str, Any]] | None]()
-        for row, whole in enumerate(headers.to_pylist()):
-            shown.append(None if whole is None else _first_headers(whole, most_bytes))
+        for row, (whole, is_repeating) in enumerate(zip(headers.to_pylist(), repeats(messages).tolist(), strict=True)):
+            # The last two have the rule and the number of the occurrence (`state.repeats.schedule`).
+            end = len(whole or ()) - 2 * is_repeating
+            shown.append(None if whole is None else [*_first_headers(whole[:end], most_bytes), *whole[end:]])
             is_cut[row] |= shown[-1] != whole
         headers = pa.array(shown, HEADERS)
     return {**columns, "headers": headers, "is_cut": pa.array(is_cut)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from state.kinds import ANSWER, MESSAGE, REQUEST
+from state.kinds import ANSWER, MESSAGE, REPEATING, REQUEST
 from state.message_ids import ids_of
 from streaming.status.waiting_rows import ROW_SCHEMA, Selection, waiting_rows
 from tests.messages import messages
@@ -88,6 +88,18 @@ def test_fifty_headers_are_shown() -> None:
     headers = [{"key": "h", "value": b""}] * 51
     (row,) = _rows(Selection(shown_bytes=1_000), {"headers": headers})
     assert (row["headers"], row["is_cut"]) == (headers[:50], True)
+
+
+def test_rule_of_what_repeats_is_shown_however_long_its_headers_are() -> None:
+    rule = [{"key": "delayline-schedule", "value": b"{}"}, {"key": "delayline-occurrence", "value": b"1"}]
+    row = {"kind": REPEATING, "headers": [{"key": "h", "value": b"1234567"}, *rule]}
+    (shown,) = _rows(Selection(shown_bytes=4), row)
+    assert (shown["headers"], shown["is_cut"]) == ([{"key": "h", "value": b"123"}, *rule], True)
+    (shown,) = _rows(Selection(shown_bytes=4), row | {"headers": rule})
+    assert (shown["headers"], shown["is_cut"]) == (rule, False)
+    # Anybody may write headers of these names.
+    (shown,) = _rows(Selection(shown_bytes=4), row | {"kind": MESSAGE})
+    assert shown["headers"] == [{"key": "h", "value": b"123"}]
 
 
 def test_nothing_of_the_record_is_shown_if_nobody_needs_it() -> None:

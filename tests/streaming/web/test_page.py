@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from state.repeats.rule import parse_rule
+from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Schedule
 from streaming.status.lanes import LaneStatus
 from streaming.web import server
 from streaming.web.selections import Selection
@@ -58,6 +60,34 @@ class _Orders(_Messages):
                 "headers": [{"key": "deliver-after", "value": b"15m"}, {"key": "deliver-to", "value": b"orders"}],
             }
             for number in range(2)
+        ]
+
+
+class _Schedules(_Messages):
+    """Two schedules wait."""
+
+    def look(self, *_: object) -> list[Any]:
+        # 2027-01-01T00:00:00Z.
+        due_ms = 1_798_761_600_000
+        rules = [Schedule(parse_rule("0 9 * * *", "Europe/Berlin")), Schedule(parse_rule("every 10m"), count=4)]
+        return [
+            {
+                "id": f"delayline-in/0/{number}",
+                "place": "sealed",
+                "deliver_at_ms": due_ms,
+                "timestamp_ms": due_ms,
+                "output_topic": "orders",
+                "error_code": None,
+                "key": None,
+                "value": b"v",
+                "value_bytes": 1,
+                "headers": [
+                    {"key": "x", "value": b"1"},
+                    {"key": SCHEDULE_HEADER, "value": schedule.to_bytes()},
+                    {"key": NUMBER_HEADER, "value": b"3"},
+                ],
+            }
+            for number, schedule in enumerate(rules)
         ]
 
 
@@ -184,6 +214,19 @@ def test_the_page_shows_all_that_is_sampled(tmp_path: Path) -> None:
         picture = Path(os.environ.get("PAGE_PICTURE", tmp_path / "page.png"))
         page.picture(picture)
     assert 20_000 < picture.stat().st_size < 300_000
+
+
+def test_page_shows_rule_and_next_three_instants_of_what_repeats(tmp_path: Path) -> None:
+    with chromium(tmp_path) as browser, site(messages=_Schedules()) as found:
+        page = Page(browser, f"http://127.0.0.1:{found.port}/")
+        page.click("#look button")
+        page.shows("#said", "2 shown")
+        days = "2027-01-01T00:00:00.000Z, 2027-01-01T08:00:00.000Z, 2027-01-02T08:00:00.000Z"
+        page.shows("#messages tbody", rf"repeats 0 9 \* \* \* \(Europe/Berlin\), next {days}\nx: 1\n")
+        # No more come after the fourth.
+        minutes = "2027-01-01T00:00:00.000Z, 2027-01-01T00:10:00.000Z"
+        page.shows("#messages tbody", rf"repeats every 10 min, next {minutes}\nx: 1$")
+        assert "delayline-" not in page.element("#messages tbody").text.replace("delayline-in", "")
 
 
 def test_the_page_shows_lanes_only_if_forwarders_are_on_and_says_if_none_runs(tmp_path: Path) -> None:

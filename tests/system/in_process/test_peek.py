@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from pyspark.sql import SparkSession
 from conf.load import load_settings
 from state.message_ids import parse_id
 from streaming.local.free_port import free_port
-from streaming.status.look import Look
-from streaming.status.look_reader import NotThroughTheJob, look_through_job
+from streaming.status.look import Look, message_fields
+from streaming.status.look_reader import LookReader, NotThroughTheJob, look_through_job
 from streaming.status.messages import waiting_messages
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
@@ -116,6 +117,37 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     result = job.command("peek", some[0], cancelled[0])
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "1 of 2 do not wait")
     assert some[0] in result.stdout
+
+
+@pytest.mark.takes(30)
+def test_rule_and_next_three_instants_of_a_message_that_repeats_are_shown(
+    application: Application, make_job: MakeJob
+) -> None:
+    job, ledger = make_job("policies.repeats=true")
+
+    def publish() -> None:
+        rule = [("delayline-repeat", b"0 9 1 1 *"), ("delayline-repeat-zone", b"Europe/Berlin")]
+        # Longer than what the page shows of headers.
+        ledger.publish(application.input, b"v", [*rule, ("note", b"n" * 3_000)], output=application.output)
+        ledger.flush()
+        assert_eventually(lambda: accepted(application.checkpoint) == 1, 60)
+
+    job.run_until(publish)
+    # The ledger would expect one delivery.
+    ledger.close()
+    year = (datetime.now(UTC) - timedelta(hours=8)).year
+    instants = [f"{year + after}-01-01T08:00:00.000Z" for after in (1, 2, 3)]
+    (shown,) = map(json.loads, job.command("peek", "--format", "json").stdout.splitlines())
+    assert shown["repeat"] == {"rule": "0 9 1 1 * (Europe/Berlin)", "number": 1, "next": instants}
+    assert shown["deliver_at"] == instants[0]
+    assert shown["headers"] == [["note", "n" * 3_000]]
+    lines = job.command("peek").stdout.splitlines()
+    assert lines[-1] == f"    repeats 0 9 1 1 * (Europe/Berlin), occurrence 1, next {', '.join(instants)}"
+    settings = load_settings(None, job.overrides, environ={})
+    with LookReader(settings) as reader:
+        (row,) = reader.look(Look(shown_bytes=2_000)).to_pylist()
+    assert row["is_cut"]
+    assert message_fields(row)["repeat"] == shown["repeat"]
 
 
 def test_before_the_first_batch_nothing_waits(application: Application, make_job: MakeJob) -> None:
