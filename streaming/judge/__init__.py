@@ -7,5 +7,6 @@ on purpose: a mistake in the service must not hide behind the same mistake in th
 Read `record` (the values), `contract` (checks of a single record), `forwarded` (what forwarders took), `acceptance`
 (which messages must be in order), `order`, `verdict`, which combines them, `cancels` (asks and their answers),
 `reasons` (what the answers say of what is not cancelled), `deliveries` (what was made due at once), `schedules`
-(messages that repeat) and `names`: these do no I/O. Then `outputs`, which reads the topics, `claims_watch`, which
-follows the forwarders, and `checkpoint_watch`, which collects the committed batches of the job."""
+(messages that repeat), `endings` (requests about these) and `names`: these do no I/O. Then `outputs`, which reads the
+topics, `claims_watch`, which follows the forwarders, and `checkpoint_watch`, which collects the job's committed
+batches."""

@@ -181,6 +181,15 @@ class Acceptance:
             return None
         return max(accepted_ms, self._cutoffs[index][1])
 
+    def handed_over_late(self, start_ms: int, end_ms: int) -> bool:
+        """Return whether batches handed over something due in [start_ms, end_ms] (epoch ms) once it was due."""
+        previous_ms = 0
+        for cutoff_ms, committed_ms in self._cutoffs:
+            if max(start_ms, previous_ms) < min(cutoff_ms, committed_ms, end_ms + 1):
+                return True
+            previous_ms = cutoff_ms
+        return False
+
     def _step_of(self, message: Published) -> Step | None:
         topic, partition, offset = message.source
         ends = self._ends.get((topic, partition), [])

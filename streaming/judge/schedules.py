@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import count, pairwise, takewhile
 from zoneinfo import ZoneInfo
 
 from streaming.judge.record import Header, Received
 
-_NUMBER_HEADER, _DUE_HEADER = "delayline-occurrence", "delayline-deliver-at"
-_EPOCH = datetime(1970, 1, 1)
+_NUMBER_HEADER, DUE_HEADER = "delayline-occurrence", "delayline-deliver-at"
+_EPOCH, _HOUR_MS = datetime(1970, 1, 1), 3_600_000
 _MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 _DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 _BOUNDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
@@ -33,6 +34,8 @@ class Repeated:
     - `missed`: what comes of those that fall due while the job is down: "one", "all" or "none"
     - `headers`: those that it is delivered with, besides the service's own
     - `superseded`: whether another message may have taken its name
+    - `name`: its name, if it has one
+    - `known_ms`: when the job had read it, epoch ms: what was due before may count as missed
     """
 
     id: str
@@ -48,6 +51,8 @@ class Repeated:
     until_ms: int | None = None
     missed: str = "one"
     superseded: bool = False
+    name: str = ""
+    known_ms: int = 0
 
     def instants(self, end_ms: int) -> Iterator[int]:
         """Yield the instants of its rule from the first one on and before `end_ms`, epoch ms."""
@@ -55,7 +60,15 @@ class Repeated:
         if self.every_ms is not None:
             yield from takewhile(lambda at_ms: at_ms < end_ms, count(self.first_ms, self.every_ms))
         else:
-            yield from instants_of(self.cron, self.zone, self.first_ms, end_ms)
+            start_hour, end_hour = self.first_ms // _HOUR_MS, -(-end_ms // _HOUR_MS)
+            several = _instants_of_hours(self.cron, self.zone, start_hour, end_hour)
+            yield from (at_ms for at_ms in several if self.first_ms <= at_ms < end_ms)
+
+
+@lru_cache(maxsize=1_000)
+def _instants_of_hours(cron: str, zone: str, start_hour: int, end_hour: int) -> tuple[int, ...]:
+    """Return `instants_of` the hours of the epoch. Many messages have the same expression."""
+    return tuple(instants_of(cron, zone, start_hour * _HOUR_MS, end_hour * _HOUR_MS))
 
 
 def instants_of(cron: str, zone: str, start_ms: int, end_ms: int) -> Iterator[int]:
@@ -149,7 +162,7 @@ def _problems(
     was_down: Callable[[int, int], bool],
 ) -> Iterator[str]:
     numbers = [int(record.last(_NUMBER_HEADER) or -1) for record in records]
-    dues = [int(record.last(_DUE_HEADER) or -1) for record in records]
+    dues = [int(record.last(DUE_HEADER) or -1) for record in records]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"its occurrences came as {_runs(numbers)}"
         return
@@ -173,7 +186,8 @@ def _problems(
         # What had passed when the first one was handed over, late; or when the second one was, if none comes late.
         passed_ms = after.received_ms if message.missed == "none" else before.received_ms
         for skipped in instants[places[first] + 1 : places[second]]:
-            if message.missed == "all" or skipped > passed_ms or not was_down(first, second):
+            may_miss = skipped < message.known_ms or was_down(first, second)
+            if message.missed == "all" or skipped > passed_ms or not may_miss:
                 yield f"nothing came at {skipped}, between {first} and {second}"
     if dues and dues[0] != instants[0] and (message.missed != "none" or dues[0] > instants[0]):
         yield f"it came at {dues[0]} at first, and not at {instants[0]}"
@@ -181,25 +195,36 @@ def _problems(
         last = ended_at[message.id]
         if last is not None and len(records) > last:
             yield f"it came {len(records)} times, and was answered to have come {last} times"
-        return
-    if message.superseded or (message.most is not None and len(records) >= message.most):
-        return
-    end = places[dues[-1]] + 1 if dues else 0
-    left = [at_ms for at_ms in instants[end:] if at_ms < complete_until_ms]
-    if left and not (message.missed != "all" and was_down(left[0], complete_until_ms)):
+        if last is None or len(records) >= last:
+            return
+    if not message.superseded and (left := left_of(message, dues, complete_until_ms, was_down)):
         yield f"nothing came at {left[:3]}, after {len(records)} occurrences"
 
 
-def last_numbers(asks: Mapping[str, str], answers: Iterable[Received]) -> dict[str, int | None]:
-    """Return the messages that were answered to be cancelled, and the number of the last occurrence in the answer.
+def left_of(message: Repeated, dues: list[int], end_ms: int, was_down: Callable[[int, int], bool]) -> list[int]:
+    """Return the instants before `end_ms` at which it should have come after `dues` (all epoch ms), if it goes on.
 
-    `asks` has the id that each ask asks for, by its own id.
+    `was_down` is as of `schedule_problems`.
+    """
+    if message.most is not None and len(dues) >= message.most:
+        return []
+    left = [at_ms for at_ms in message.instants(end_ms) if not dues or at_ms > dues[-1]]
+    if left and message.missed != "all" and (left[-1] < message.known_ms or was_down(left[0], end_ms)):
+        return []
+    return left
+
+
+def last_numbers(asks: Mapping[str, str], answers: Iterable[Received]) -> dict[str, int | None]:
+    """Return the messages that were answered to be cancelled, and the number of the last occurrence in an answer.
+
+    `asks` has the id that each ask asks for, by its own id. The first cancel is told the number, and no other.
     """
     found: dict[str, int | None] = {}
     for record in answers:
         content = json.loads(record.value or b"{}")
         if content.get("result") == "cancelled" and record.id in asks:
-            found[asks[record.id]] = content.get("occurrence")
+            number = content.get("occurrence")
+            found[asks[record.id]] = found.get(asks[record.id]) if number is None else number
     return found
 
 

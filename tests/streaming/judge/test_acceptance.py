@@ -48,6 +48,13 @@ def test_what_is_due_from_the_cutoff_before_on_waited_when_a_batch_read_its_reco
     assert waited == [0, 60_100, 60_200, 3_700_000, 3_900_000, None], "if a batch is not known, from its own cutoff on"
 
 
+def test_batches_after_an_outage_hand_over_late_what_was_due_meanwhile() -> None:
+    log = _log((0, 60_000, 100, 5), (1, 60_100, 200, 5), (2, 100_000, 90_000, 9), (3, 150_000, 91_000, 12))
+    late = Acceptance([log]).handed_over_late
+    spans = [(60_000, 60_099), (60_100, 60_100), (89_999, 89_999), (90_000, 95_000), (0, 200_000), (100_000, 149_000)]
+    assert [late(*span) for span in spans] == [False, True, True, False, True, False]
+
+
 def test_messages_that_no_batch_has_committed_need_no_order() -> None:
     assert not Acceptance([]).must_be_in_order(_message(0, 10**12))
     acceptance = Acceptance([_log((0, 100, 100, 5))])

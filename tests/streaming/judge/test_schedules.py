@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streaming.judge.record import ID_HEADER, Received
-from streaming.judge.schedules import Repeated, schedule_problems
+from streaming.judge.schedules import Repeated, last_numbers, schedule_problems
 
 ID = "in/0/0"
 SECOND = 1_000
@@ -73,3 +73,34 @@ def test_faults_of_schedules_that_end_or_miss_something_are_found() -> None:
     gap = [*came((1, 10)), *came((2, 20), late_s=26), *came((3, 50))]
     assert any("nothing came at 30000" in each for each in problems(EVERY, gap, until_s=55))
     assert any("nothing came at 30000" in each for each in problems(replace(EVERY, missed="all"), gap, 55, down=True))
+
+
+def test_fewer_occurrences_than_answered_are_found() -> None:
+    assert problems(EVERY, came(*RIGHT), until_s=55, last=3) == []
+    (problem,) = problems(EVERY, came(*RIGHT), until_s=55, last=4)
+    assert "nothing came at [40000" in problem
+
+
+def test_what_was_due_before_its_record_was_read_may_count_as_missed() -> None:
+    late = [*came((1, 10), late_s=26), *came((2, 40))]
+    read_late = replace(EVERY, known_ms=35 * SECOND)
+    assert problems(read_late, late, until_s=45) == []
+    assert any("nothing came at 30000" in each for each in problems(replace(EVERY, known_ms=25 * SECOND), late, 45))
+    assert any("nothing came at 20000" in each for each in problems(replace(read_late, missed="all"), late, 45))
+
+
+def test_an_hour_of_a_cron_expression_is_worked_out_once_for_all_messages() -> None:
+    message = replace(EVERY, every_ms=None, cron="*/20 * * * * *", first_ms=3_590 * SECOND)
+    assert list(message.instants(3_661 * SECOND)) == [at_s * SECOND for at_s in (3_600, 3_620, 3_640, 3_660)]
+    ended = replace(message, until_ms=3_640 * SECOND)
+    assert list(ended.instants(9_999 * SECOND)) == [at_s * SECOND for at_s in (3_600, 3_620, 3_640)]
+
+
+def test_number_of_the_last_occurrence_is_in_the_first_answer_alone() -> None:
+    def answer(ask: str, content: bytes) -> Received:
+        return Received("results", 0, 0, 0, None, content, ((ID_HEADER, ask.encode()),), 0)
+
+    contents = [b'{"result": "cancelled", "occurrence": 3}', b'{"result": "cancelled"}']
+    answers = [answer(f"in/0/{number}", content) for number, content in enumerate(contents, 1)]
+    asks = {"in/0/1": ID, "in/0/2": ID}
+    assert last_numbers(asks, answers) == last_numbers(asks, answers[::-1]) == {ID: 3}
