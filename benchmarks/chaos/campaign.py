@@ -1,10 +1,11 @@
 """The campaign on a cluster: random faults of driver, workers, broker, release process and forwarder.
 
 `python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
-a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, while driver, workers, broker
-and forwarder are killed and paused, and the release process is killed, at random moments. The exit code is 0 only if no
-message is lost, doubled, early, altered, misplaced or out of order, and at least half of the messages could be checked
-for order.
+a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, with cancels, replacements
+and deliver-now requests, and next to them names and schedules, while driver, workers, broker and forwarder are killed
+and paused, and the release process is killed, at random moments. The exit code is 0 only if no message is lost,
+doubled, early, altered, misplaced or out of order, each answer agrees with what came out, each kind of load has
+occurred, and at least half of the messages could be checked for order.
 """
 
 from __future__ import annotations
@@ -85,24 +86,41 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
 
 def problems_of(judged: JudgedLoad) -> list[str]:
     """Return what broke the contract, or leaves it unproven, a sentence each."""
-    return [*judged.verdict.problems(), *judged.wrong_answers, *judged.wrong_names]
+    return [
+        *judged.verdict.problems(),
+        *judged.wrong_answers,
+        *judged.wrong_names,
+        *judged.schedules_judged.problems,
+        *(f"no {what}: the campaign proves nothing about them" for what in _absent(judged)),
+    ]
 
 
 def counts_of(judged: JudgedLoad) -> dict[str, int]:
-    """Return the messages, cancels, replacements, the faults of each kind, and how many were held to their order."""
+    """Return the messages, what else was published, the faults of each kind, and how many were held to their order."""
     verdict = judged.verdict
     faults = {str(fault): count for fault, count in verdict.faults.items()}
+    ways = {"held to order": verdict.order_checked, "taken by forwarders": verdict.forwarded}
+    return {"messages": verdict.published} | load_of(judged) | faults | ways
+
+
+def load_of(judged: JudgedLoad) -> dict[str, int]:
+    """Return how much there was of each kind of load: a campaign proves nothing about a kind that has not occurred."""
     load = judged.load
-    cancels = {
+    return {
         "cancel requests": load.cancels,
         "replacements": load.replacements,
         "refused": judged.refused,
-        "cancelled or refused": load.published - load.cancels - verdict.published,
+        "cancelled or refused": load.published - load.requests - judged.verdict.published,
+        "deliver-now requests": load.deliveries,
+        "messages made due at once": judged.made_due,
         "messages with names that came out": len(judged.names.received),
         "cancels by name": judged.names.cancels,
+        **judged.schedules_judged.counts,
     }
-    ways = {"held to order": verdict.order_checked, "taken by forwarders": verdict.forwarded}
-    return {"messages": verdict.published} | cancels | faults | ways
+
+
+def _absent(judged: JudgedLoad) -> list[str]:
+    return [what for what, count in load_of(judged).items() if not count]
 
 
 def contract_aims(judged: JudgedLoad) -> list[Aim]:
@@ -111,8 +129,10 @@ def contract_aims(judged: JudgedLoad) -> list[Aim]:
     checked = verdict.order_checked / verdict.deliverable
     return [
         *(Aim(str(fault), count, 0) for fault, count in verdict.faults.items()),
-        Aim("wrong answers to cancels and replacements", len(judged.wrong_answers), 0),
+        Aim("wrong answers to cancels, replacements and deliver-now requests", len(judged.wrong_answers), 0),
         Aim("wrong deliveries and answers of messages that have names", len(judged.wrong_names), 0),
+        Aim("wrong occurrences and answers of schedules", len(judged.schedules_judged.problems), 0),
+        Aim("kinds of load that did not occur", len(_absent(judged)), 0),
         Aim("share of messages held to their order", checked, LEAST_CHECKED, at_least=True),
     ]
 

@@ -113,7 +113,7 @@ def _lateness_ms(judged: JudgedLoad, strikes: Sequence[Strike], shards: int) -> 
     late: dict[str, list[int]] = {}
     for record in judged.received:
         message = judged.published.get(record.id)
-        if message is None:
+        if message is None or message.made_due:
             continue
         last = int(np.searchsorted(begun_ms, message.due_ms)) - 1
         handed_over_ms = judged.acceptance.handed_over_ms(message)

@@ -12,12 +12,14 @@ from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.load import RandomLoad
 from benchmarks.chaos.names import NamedRecords
 from benchmarks.chaos.published import Records, published_in
+from benchmarks.chaos.schedules import Judged, RepeatedRecords
 from benchmarks.chaos.spool import Spool
 from benchmarks.stand import Stand
 from benchmarks.waiting import say
 from streaming.judge.acceptance import Acceptance
 from streaming.judge.cancels import Answers
 from streaming.judge.contract import Environment
+from streaming.judge.deliveries import as_made_due, too_early, too_late
 from streaming.judge.outputs import Outputs
 from streaming.judge.reasons import Circumstances
 from streaming.judge.record import Published, Received
@@ -25,22 +27,27 @@ from streaming.judge.verdict import Verdict, judge
 
 # The newest messages of the names are due no later than all others, and may come out a little later.
 _NAMES_S = 60.0
+# The schedules are cancelled at the end, and what was staged before still comes.
+_SCHEDULES_S = 240.0
 
 
 class JudgedLoad:
-    """An application on `stand`, to which `load` publishes to two topics, and `names` to a third.
+    """An application on `stand`, to which `load` publishes to two topics, `names` and `schedules` to one each.
 
     A context manager: it ends the subscribers.
 
     After `finish`:
 
-    - `published`: the messages, by id.
+    - `published`: the messages, by id; those that requests made due at once as they came out.
     - `received`: all records of output and dead-letter topics.
     - `acceptance`: which batch accepted which message.
     - `verdict`: the judge's, on all messages that are not answered to be cancelled, or not to be accepted.
-    - `wrong_answers`: what is wrong with the answers to cancels and replacements, a sentence each.
+    - `wrong_answers`: what is wrong with the answers to cancels, replacements and deliver-now requests, and with what
+      these requests made due, a sentence each.
     - `wrong_names`: what is wrong with messages that have names, and with cancels by name, a sentence each.
+    - `schedules_judged`: what is wrong with messages that repeat, and how many there were.
     - `refused`: the number of replacements that are answered not to be accepted.
+    - `made_due`: the number of messages that are answered to be due at once.
     """
 
     published: dict[str, Published]
@@ -48,21 +55,25 @@ class JudgedLoad:
     verdict: Verdict
     wrong_answers: list[str]
     wrong_names: list[str]
+    schedules_judged: Judged
     refused: int
+    made_due: int
 
     def __init__(self, stand: Stand, name: str, seed: int, seconds: float, *settings: str) -> None:
-        other, named = stand.topic(f"{name}-other"), stand.topic(f"{name}-named")
-        named_input = f"{name}-named-in"
+        other, named, repeated = (stand.topic(f"{name}-{of}") for of in ("other", "named", "repeated"))
+        named_input, repeated_input = f"{name}-named-in", f"{name}-repeated-in"
         self.application = stand.application(
             name,
-            f"topics.input={name}-in,{named_input}",
-            f"topics.allowed_outputs={other},{named}",
-            f"policies.{named_input}.names=header",
+            f"topics.input={name}-in,{named_input},{repeated_input}",
+            f"topics.allowed_outputs={other},{named},{repeated}",
+            *(f"policies.{topic}.names=header" for topic in (named_input, repeated_input)),
+            f"policies.{repeated_input}.repeats=true",
             *settings,
         )
         self.received = Spool(stand.folder / f"{name}-received")
         self.load = RandomLoad(stand, self.application.input, (self.application.output, other), seed, seconds)
         self.names = NamedRecords(stand, named_input, named, seed, seconds, self.load.longest_s)
+        self.schedules = RepeatedRecords(stand, repeated_input, repeated, seed, seconds)
         self._stand, self._topics = (
             stand,
             [self.application.output, other, self.application.settings.topics.dead_letter],
@@ -73,8 +84,9 @@ class JudgedLoad:
             self._watch = stack.enter_context(self._stand.judge_watch(self.application))
             self._outputs = Outputs(self._stand.bootstrap, self._topics, self.received.append)
             stack.callback(self._outputs.close)
-            self.names.subscribe()
-            stack.callback(self.names.close)
+            for other in (self.names, self.schedules):
+                other.subscribe()
+                stack.callback(other.close)
             self._answers: list[Received] = []
             results = [self.application.settings.results_topic]
             self._results = Outputs(self._stand.bootstrap, results, self._answers.append)
@@ -91,15 +103,19 @@ class JudgedLoad:
         """Publish, inject the faults meanwhile, and return each with the time at which it began (epoch s)."""
         self.load.warm_up()
         begun_s = time.time()
-        self.load.start()
-        self.names.start()
+        threads = (self.load, self.names, self.schedules)
+        for thread in threads:
+            thread.start()
         injected = [(fault, _strike(fault, begun_s, inject)) for fault in plan]
         self._steady_until_ms = min((at_s for _, at_s in injected), default=time.time()) * 1000
-        self.load.join()
-        self.names.join()
+        for thread in threads:
+            thread.join()
         self.load.wait_for_all(self._outputs, self._answered, lambda: len(self._unexpected()))
         deadline_s = time.monotonic() + _NAMES_S
         while not self.names.complete() and time.monotonic() < deadline_s:
+            time.sleep(0.5)
+        deadline_s = time.monotonic() + _SCHEDULES_S
+        while not self.schedules.complete(self._answers_to(self.schedules.topic)) and time.monotonic() < deadline_s:
             time.sleep(0.5)
         return injected
 
@@ -107,25 +123,34 @@ class JudgedLoad:
         """Read to the end, and judge. Duplicates may arrive last: stop what delivers before."""
         self._outputs.drain()
         self.names.drain()
+        self.schedules.drain()
         self._results.drain()
         self._watch.drain()
         records = published_in(self._stand, self.application.input, self.load.topic_of)
-        count = len(records.messages) + self.load.cancels
+        count = len(records.messages) + self.load.requests
         if count != self.load.published:
             raise RuntimeError(f"{count} records were published, and not {self.load.published}")
         unexpected = self._unexpected()
         self.published = {each: message for each, message in records.messages.items() if each not in unexpected}
-        own, of_names = self._divided()
+        own = self._other_answers()
         answers = Answers.of(own)
         self.refused = len(answers.refused())
+        made_due_ms = answers.made_due_ms()
+        self.made_due = len(made_due_ms)
         # Some requests are for requests, which come out as answers.
         came_out = self._outputs.ids | ({answer.id for answer in own} - records.messages.keys())
-        self.wrong_answers = answers.problems(
-            records.requests, came_out, True, self._circumstances(records, own), records.conditions
-        ) + answers.misplaced(self.received)
+        circumstances = self._circumstances(records, own)
+        self.wrong_answers = [
+            *answers.problems(records.requests, came_out, True, circumstances, records.conditions, records.delivering),
+            *answers.misplaced(self.received),
+            *too_early(records.messages, records.asked_ms, self.received),
+            *too_late(made_due_ms, self.received),
+        ]
+        self.published = as_made_due(self.published, records.asked_ms, self.received)
         self.acceptance = self._watch.acceptance()
         environment = Environment({topic: {count} for topic, count in self._outputs.partitions.items()})
-        self.wrong_names = self.names.problems(of_names, self.acceptance)
+        self.wrong_names = self.names.problems(self._answers_to(self.names.topic), self.acceptance)
+        self.schedules_judged = self.schedules.judge(self._answers_to(self.schedules.topic), self.acceptance)
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
 
     def _circumstances(self, records: Records, answers: Iterable[Received]) -> Circumstances:
@@ -141,18 +166,20 @@ class JudgedLoad:
 
     def _answered(self) -> int:
         self._results.check()
-        return len(self._divided()[0])
+        return len(self._other_answers())
 
-    def _divided(self) -> tuple[list[Received], list[Received]]:
-        """Return the answers that came so far: those to the records of `load`, and those to the records of `names`."""
-        answers = list(self._answers)
-        is_of_names = [answer.id.startswith(f"{self.names.topic}/") for answer in answers]
-        pairs = list(zip(answers, is_of_names, strict=True))
-        return [answer for answer, named in pairs if not named], [answer for answer, named in pairs if named]
+    def _answers_to(self, topic: str) -> list[Received]:
+        """Return the answers that came so far to records of an input topic."""
+        return [answer for answer in list(self._answers) if answer.id.startswith(f"{topic}/")]
+
+    def _other_answers(self) -> list[Received]:
+        """Return the answers that came so far to records of `load`, or to nothing."""
+        topics = (f"{self.names.topic}/", f"{self.schedules.topic}/")
+        return [answer for answer in list(self._answers) if not answer.id.startswith(topics)]
 
     def _unexpected(self) -> set[str]:
         """Return the ids of the messages that are answered to be cancelled, or not to be accepted."""
-        received, _ = self._divided()
+        received = self._other_answers()
         answers = Answers.of(received)
         requested = {answer.id: (answer.key or b"").decode() for answer in received}
         return answers.cancelled(requested) | answers.refused()

@@ -1,4 +1,4 @@
-"""The load of a campaign: mixed delays to two topics, cancels, replacements; its rate leaves room for faults."""
+"""The load of a campaign: mixed delays to two topics, and requests about them; its rate leaves room for faults."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from benchmarks.load import Header, Load, Publisher, any_delay
 from benchmarks.stand import PARTITIONS, Stand
 from benchmarks.waiting import wait_until
-from state.cancel import ALWAYS, CANCEL_HEADER, WAITING, replacing
+from state.cancel import ALWAYS, CANCEL_HEADER, DELIVER_NOW_HEADER, WAITING, replacing
 from streaming.judge.outputs import Outputs
 
 RATE = 500
-# Of the records; each cancels or replaces one of the latest, such as still wait or have just come out.
-_CANCELS, _REPLACEMENTS, _LATEST = 0.05, 0.02, 20_000
+# Of the records; each is about one of the latest, such as still wait or have just come out.
+_CANCELS, _DELIVERIES, _REPLACEMENTS, _LATEST = 0.05, 0.03, 0.02, 20_000
 # Time after the last due time: for a start of the job, overdue messages, and a busy machine.
 _DRAIN_S = 180.0
 _LONGEST_S = 300.0
@@ -25,7 +25,8 @@ _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
 class RandomLoad(threading.Thread):
     """Publishes `RATE` records/s for `seconds`, nearly all with a random delay; the number determines the output topic.
 
-    `published` counts all of them, `cancels` those that ask for a cancel, and `replacements` those that replace others.
+    `published` counts all of them, `cancels` those that ask for a cancel, `deliveries` those that ask for delivery now,
+    and `replacements` those that replace others.
     """
 
     def __init__(self, stand: Stand, topic: str, outputs: tuple[str, str], seed: int, seconds: float) -> None:
@@ -40,7 +41,7 @@ class RandomLoad(threading.Thread):
         # A short campaign should not wait long at its end.
         self.longest_s = min(_LONGEST_S, seconds / 3)
         self.published = _WARM_UP + int(RATE * seconds)
-        self.cancels = self.replacements = 0
+        self.cancels = self.deliveries = self.replacements = 0
 
     def warm_up(self) -> None:
         """Let the job deliver before the first fault, so that its transactional writers are open."""
@@ -71,18 +72,27 @@ class RandomLoad(threading.Thread):
         cancelled, or not to be accepted.
         """
         deadline_s = time.monotonic() + self.longest_s + _DRAIN_S
-        while answered() < self.cancels + self.replacements and time.monotonic() < deadline_s:
+        while answered() < self.requests + self.replacements and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        expected = self.published - self.cancels - unexpected()
+        expected = self.published - self.requests - unexpected()
         while len(outputs.ids) < expected and time.monotonic() < deadline_s:
             outputs.check()
             time.sleep(0.1)
 
+    @property
+    def requests(self) -> int:
+        """How many records are no messages."""
+        return self.cancels + self.deliveries
+
     def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
-        if self._chance.random() < _CANCELS:
+        kind = self._chance.random()
+        if kind < _CANCELS:
             self.cancels += 1
             return stamp_ms * 1000, [(CANCEL_HEADER, self._earlier(number).encode())]
+        if kind < _CANCELS + _DELIVERIES:
+            self.deliveries += 1
+            return stamp_ms * 1000, [(DELIVER_NOW_HEADER, self._earlier(number).encode())]
         # Half of the delays are up to ten seconds; some messages wait through several faults.
         longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self.longest_s)
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.load import read_value
 from benchmarks.stand import Stand
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, REPLACES_HEADER
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, REPLACES_HEADER
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Published, Received
 
@@ -19,14 +19,22 @@ _READ_S = 600.0
 class Records:
     """What was published to an input topic, by id.
 
-    - `messages`: all but cancel requests
-    - `requests`: the id that each record is to cancel or to replace
+    - `messages`: all but requests to cancel or deliver a message
+    - `requests`: the id that each record is to cancel, replace or deliver
     - `conditions`: of replacements
+    - `delivering`: when each deliver-now request was published, epoch ms
     """
 
     messages: dict[str, Published]
     requests: dict[str, str]
     conditions: dict[str, str]
+    delivering: dict[str, int]
+
+    @property
+    def asked_ms(self) -> dict[str, int]:
+        """When a deliver-now request for each message was published first, epoch ms."""
+        pairs = ((at_ms, self.requests[request]) for request, at_ms in self.delivering.items())
+        return {asked: at_ms for at_ms, asked in sorted(pairs, reverse=True)}
 
 
 def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> Records:
@@ -42,12 +50,14 @@ def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> Re
         inputs.close()
     if len({record.value for record in records}) < len(records):
         raise ValueError(f"a message is in {topic} twice")
-    cancels, replaces, conditions = (
+    cancels, delivers, replaces, conditions = (
         {_id(record): text for record in records if (text := record.last(name)) is not None}
-        for name in (CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER)
+        for name in (CANCEL_HEADER, DELIVER_NOW_HEADER, REPLACES_HEADER, CONDITION_HEADER)
     )
-    messages = [_message(record, topic_of) for record in records if _id(record) not in cancels]
-    return Records({message.id: message for message in messages}, cancels | replaces, conditions)
+    requests = cancels | delivers
+    messages = [_message(record, topic_of) for record in records if _id(record) not in requests]
+    delivering = {_id(record): record.timestamp_ms for record in records if _id(record) in delivers}
+    return Records({message.id: message for message in messages}, requests | replaces, conditions, delivering)
 
 
 def _id(record: Received) -> str:
