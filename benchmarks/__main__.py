@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ from benchmarks import (
     overload,
     plain,
     planning,
+    schedules,
     sealed,
     shards,
     spread,
@@ -92,6 +94,7 @@ BENCHMARKS = {
     "cadence": Benchmark(on_a_stand(cadence.measure), cadence.draw),
     "cancels": Benchmark(on_a_stand(cancels.measure), cancels.draw),
     "names": Benchmark(on_a_stand(names.measure), names.draw),
+    "schedules": Benchmark(on_a_stand(schedules.measure), schedules.draw),
     "sustained": Benchmark(on_a_stand(sustained.measure), sustained.draw),
     "endurance": Benchmark(on_a_stand(endurance.measure), endurance.draw),
 }
@@ -124,6 +127,7 @@ class Which(StrEnum):
     cadence = "cadence"
     cancels = "cancels"
     names = "names"
+    schedules = "schedules"
     sustained = "sustained"
     endurance = "endurance"
     scale = "scale"
@@ -151,6 +155,9 @@ def main(
     ] = None,
     messages: Annotated[int | None, typer.Option(min=1000, help="scale: measure only this number.")] = None,
     spread: Annotated[Spread, typer.Option(help="scale: how the due times are spread.")] = Spread.within_10_minutes,
+    minutes: Annotated[
+        int, typer.Option(min=2, max=1440, help="schedules: for how long occurrences are measured.")
+    ] = schedules.MINUTES,
 ) -> None:
     """Measure Delayline on a separate broker. Exit code 1 if a benchmark failed to finish.
 
@@ -160,7 +167,9 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = out or (RESULTS if scale == 1 else Path(tempfile.mkdtemp(prefix="delayline-trial-")))
     chosen = [name for name in BENCHMARKS if which == name or (which is Which.all and name not in _LONG)]
-    failed = [name for name in chosen if not _run(name, scale, folder)]
+    own_time = Benchmark(on_a_stand(partial(schedules.measure, minutes=minutes)), schedules.draw)
+    benchmarks = BENCHMARKS | {"schedules": own_time}
+    failed = [name for name in chosen if not _run(name, benchmarks[name], scale, folder)]
     if which is Which.scale:
         counts = [messages] if messages else [int(count * scale) for count in COUNTS]
         failed = [] if run_scale(counts, scale, folder, spread.value) else ["scale"]
@@ -169,8 +178,8 @@ def main(
         raise typer.Exit(1)
 
 
-def _run(name: str, scale: float, out: Path) -> bool:
-    benchmark, begun, code = BENCHMARKS[name], time.monotonic(), service_code()
+def _run(name: str, benchmark: Benchmark, scale: float, out: Path) -> bool:
+    begun, code = time.monotonic(), service_code()
     say(f"{name}, at scale {scale:g}")
     try:
         outcome = benchmark.measure(scale)

@@ -85,10 +85,15 @@ def _seal(stand: Stand, application: Application, job: Job, count: int) -> None:
         source.run_into(job, count, _TIMEOUT_S)
 
 
-def ask(stand: Stand, application: Application, count: int, rate: int, seconds: float) -> subprocess.Popen[str]:
-    """Start a process that asks to cancel `rate` of the first `count` messages a second (`benchmarks.asker`)."""
+def ask(
+    stand: Stand, application: Application, count: int, rate: int, seconds: float, topic: str | None = None
+) -> subprocess.Popen[str]:
+    """Start a process that requests to cancel `rate` of the first `count` messages a second (`benchmarks.asker`).
+
+    They are in the input `topic`, by default the application's first one.
+    """
     results = application.settings.results_topic
-    arguments = (stand.bootstrap, application.input, PARTITIONS, results, count, rate, seconds)
+    arguments = (stand.bootstrap, topic or application.input, PARTITIONS, results, count, rate, seconds)
     command = [sys.executable, "-m", "benchmarks.asker", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,25 +20,22 @@ def faults_of(received: Received, published: int, first: int, topic: str, accept
     `near_p99_ms` say how long after its due time such a record was in the near log: of a plain message, how long after
     it was published; of others, less than nothing.
     """
-    messages = _published(received, topic)
-    held = np.array(list(map(acceptance.must_be_in_order, messages)), np.bool_)
-    shares = {"held_to_order": held, "forwarded": np.array(list(map(acceptance.is_forwarded, messages)), np.bool_)}
+    held, forwarded = (np.zeros(len(received["number"]), np.bool_) for _ in range(2))
+    near_ms: list[int] = []
+    for row, message in enumerate(_published(received, topic)):
+        held[row], forwarded[row] = acceptance.must_be_in_order(message), acceptance.is_forwarded(message)
+        if forwarded[row] and (seen_ms := acceptance.handed_over_ms(message)) is not None:
+            near_ms.append(seen_ms - message.due_ms)
+    shares = {"held_to_order": held, "forwarded": forwarded}
     faults = received.faults(published, first) | order_faults(received, held)
     means = {name: round(float(each.mean()), 3) if len(each) else 0.0 for name, each in shares.items()}
-    near_ms = [
-        seen_ms - message.due_ms
-        for message, is_forwarded in zip(messages, shares["forwarded"].tolist(), strict=True)
-        if is_forwarded and (seen_ms := acceptance.handed_over_ms(message)) is not None
-    ]
     return faults | means | {f"near_p{each}_ms": float(np.percentile(near_ms, each)) for each in (50, 99) if near_ms}
 
 
-def _published(received: Received, topic: str) -> list[Published]:
+def _published(received: Received, topic: str) -> Iterator[Published]:
     columns = (received[name].tolist() for name in ("in_partition", "in_offset", "due_us"))
-    return [
-        Published(f"{topic}/{partition}/{offset}", 0, None, None, (), "", deliver_at_ms=due_us // 1000)
-        for partition, offset, due_us in zip(*columns, strict=True)
-    ]
+    for partition, offset, due_us in zip(*columns, strict=True):
+        yield Published(f"{topic}/{partition}/{offset}", 0, None, None, (), "", deliver_at_ms=due_us // 1000)
 
 
 def order_faults(received: Received, held: npt.NDArray[np.bool_]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from benchmarks import (
     overload,
     plain,
     planning,
+    schedules,
     sealed,
     shards,
     spread,
@@ -40,6 +41,7 @@ from benchmarks.aims import FAULTS, Figures
 from benchmarks.outcome import Aim
 
 CLEAN: dict[str, float] = dict.fromkeys(FAULTS, 0)
+GROWING = ("table_mb", "files", "memory_mb", "batch_steps_s")
 # (case, figure), and a value that breaks an aim.
 Breach = tuple[str, str, float]
 
@@ -238,6 +240,30 @@ CASES = {
         }
         | ordered_faults(sealed.CASE)
         | ordered_faults(sealed.MERGING),
+    ),
+    "schedules": Case(
+        schedules.aims_of,
+        {
+            schedules.PLAIN: {"p50_ms": 10.0, "p99_ms": 30.0, **ORDERED},
+            schedules.REPEATING: {"p50_ms": 13.0, "p99_ms": 39.0, **ORDERED}
+            | {f"{name}_first": 10.0 for name in GROWING}
+            | {f"{name}_last": 11.0 for name in GROWING},
+            schedules.PLAIN_CANCELS: {"answer_p50_ms": 1000},
+            schedules.CANCELS: {"answer_p50_ms": 1300, "asked": 4000, "cancelled": 4000, "wrong": 0},
+        },
+        {
+            "lateness p50, of that of plain messages": (schedules.REPEATING, "p50_ms", 13.1),
+            "lateness p99, of that of plain messages": (schedules.REPEATING, "p99_ms", 39.1),
+            "cancelled of the asked schedules": (schedules.CANCELS, "cancelled", 3999),
+            "time to the answer p50, of that about plain messages": (schedules.CANCELS, "answer_p50_ms", 1301),
+            "wrong occurrences and answers of cancelled schedules": (schedules.CANCELS, "wrong", 1),
+        }
+        | {
+            f"{name} of the last third, of that of the first": (schedules.REPEATING, f"{name}_last", 11.1)
+            for name in GROWING
+        }
+        | ordered_faults(schedules.PLAIN)
+        | ordered_faults(schedules.REPEATING),
     ),
     "ingest": Case(
         ingest.aims_of,
