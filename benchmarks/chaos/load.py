@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from array import array
 from collections.abc import Callable
 
 from benchmarks.load import Header, Load, Publisher, any_delay
@@ -16,6 +17,8 @@ from streaming.judge.outputs import Outputs
 RATE = 500
 # Of the records; each is about one of the latest, such as still wait or have just come out.
 _CANCELS, _DELIVERIES, _REPLACEMENTS, _LATEST = 0.05, 0.03, 0.02, 20_000
+# Most deliver-now requests are about a message that waits this long still. Others are out when a batch reads them.
+_STILL_WAITS_MS, _TRIES = 15_000, 20
 # Time after the last due time: for a start of the job, overdue messages, and a busy machine.
 _DRAIN_S = 180.0
 _LONGEST_S = 300.0
@@ -42,10 +45,13 @@ class RandomLoad(threading.Thread):
         self.longest_s = min(_LONGEST_S, seconds / 3)
         self.published = _WARM_UP + int(RATE * seconds)
         self.cancels = self.deliveries = self.replacements = 0
+        # By number, epoch ms.
+        self._dues_ms = array("q")
 
     def warm_up(self) -> None:
         """Let the job deliver before the first fault, so that its transactional writers are open."""
         now_ms = time.time_ns() // 1_000_000
+        self._dues_ms.extend([now_ms] * _WARM_UP)
         for number in range(_WARM_UP):
             self._publisher.publish(Load(number, now_ms, now_ms), self._route(number))
         self._publisher.flush()
@@ -58,7 +64,7 @@ class RandomLoad(threading.Thread):
 
     def run(self) -> None:
         """Publish the other messages."""
-        self._publisher.pace(RATE, self._seconds, self._message, first=_WARM_UP)
+        self._publisher.pace(RATE, self._seconds, self._record, first=_WARM_UP)
         self._publisher.close()
 
     def topic_of(self, number: int) -> str:
@@ -84,27 +90,45 @@ class RandomLoad(threading.Thread):
         """How many records are no messages."""
         return self.cancels + self.deliveries
 
-    def _message(self, number: int, now_s: float) -> tuple[int, list[Header]]:
+    def _record(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)
         kind = self._chance.random()
+        due_ms, headers = stamp_ms, list[Header]()
         if kind < _CANCELS:
             self.cancels += 1
-            return stamp_ms * 1000, [(CANCEL_HEADER, self._earlier(number).encode())]
-        if kind < _CANCELS + _DELIVERIES:
+            headers = [(CANCEL_HEADER, self._id(self._earlier(number)).encode())]
+        elif kind < _CANCELS + _DELIVERIES:
             self.deliveries += 1
-            return stamp_ms * 1000, [(DELIVER_NOW_HEADER, self._earlier(number).encode())]
+            headers = [(DELIVER_NOW_HEADER, self._id(self._waiting(number, stamp_ms)).encode())]
+        else:
+            due_ms, headers = self._message(number, stamp_ms)
+        self._dues_ms.append(due_ms)
+        return due_ms * 1000, headers
+
+    def _message(self, number: int, stamp_ms: int) -> tuple[int, list[Header]]:
         # Half of the delays are up to ten seconds; some messages wait through several faults.
         longest_s = min(self._chance.choice((10.0, 10.0, 60.0, _LONGEST_S)), self.longest_s)
         due_ms = stamp_ms + int(self._chance.uniform(0.1, longest_s) * 1000)
         headers = [any_delay(Load(number, due_ms, stamp_ms)), *self._route(number)]
         if self._chance.random() < _REPLACEMENTS:
             self.replacements += 1
-            headers += replacing(self._earlier(number), self._chance.choice((WAITING, WAITING, ALWAYS)))
-        return due_ms * 1000, headers
+            replaced = self._id(self._earlier(number))
+            headers += replacing(replaced, self._chance.choice((WAITING, WAITING, ALWAYS)))
+        return due_ms, headers
 
-    def _earlier(self, number: int) -> str:
-        """Return the id of one of the latest records before this one."""
-        earlier = number - self._chance.randrange(1, min(number, _LATEST))
+    def _earlier(self, number: int) -> int:
+        """Return the number of one of the latest records before this one."""
+        return number - self._chance.randrange(1, min(number, _LATEST))
+
+    def _waiting(self, number: int, now_ms: int) -> int:
+        """Return the number of one of the latest records before this one, such as waits still if one is soon found."""
+        for _ in range(_TRIES):
+            earlier = self._earlier(number)
+            if self._dues_ms[earlier] > now_ms + _STILL_WAITS_MS:
+                break
+        return earlier
+
+    def _id(self, earlier: int) -> str:
         # The publisher takes the partitions in turn, and no other writes to the topic.
         return f"{self._topic}/{earlier % PARTITIONS}/{earlier // PARTITIONS}"
 
