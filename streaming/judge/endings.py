@@ -133,7 +133,7 @@ def _of_answer(request: Request, content: Mapping[str, Any], about: list[Repeate
         # Without an id, all that had the name must have ended.
         waits = [message.id for message in about if asked in (None, message.id) and message.id not in ended]
         if waits:
-            yield f"{said}, and {waits[0]} goes on"
+            yield f"{said}, and {waits[0]} continues"
 
 
 def _not_ended(request: Request, about: list[Repeated], dues: Mapping[str, list[int]]) -> Iterator[str]:

@@ -80,9 +80,9 @@ def test_right_run_has_no_problem() -> None:
         ({}, ("in/1/3", None, "unknown", "no-such-name", None), "and asks for in/1/0"),
         ({}, ("in/0/1", "in/0/1", "cancelled", "withdrawn", 4), "and asks for a"),
         ({}, ("in/1/3", "in/1/0", "unknown", "not-read", None), "which cannot be"),
-        ({"in/1/1": 2}, None, "in/1/1 goes on"),
+        ({"in/1/1": 2}, None, "in/1/1 continues"),
         ({"in/1/1": 2}, None, "in/1/1 came 2 times, and neither has ended by its rule nor was cancelled"),
-        ({}, ("in/0/1", None, "unknown", "no-such-name", None), "in/0/0 goes on"),
+        ({}, ("in/0/1", None, "unknown", "no-such-name", None), "in/0/0 continues"),
     ],
 )
 def test_each_fault_is_found(came: dict[str, int], answer: Answer | None, words: str) -> None:
@@ -102,7 +102,7 @@ def test_answers_that_are_missing_or_too_many_are_found() -> None:
 
 def test_schedule_whose_last_instants_may_count_as_missed_has_ended() -> None:
     until = REPEATED | {THREE.id: replace(THREE, most=None, until_ms=45 * SECOND)}
-    assert any("in/1/1 goes on" in each for each in problems(CAME, list(ANSWERS.values()), until))
+    assert any("in/1/1 continues" in each for each in problems(CAME, list(ANSWERS.values()), until))
     assert problems(CAME, list(ANSWERS.values()), until, down=True) == []
     each_comes = until | {THREE.id: replace(until[THREE.id], missed="all")}
-    assert any("in/1/1 goes on" in each for each in problems(CAME, list(ANSWERS.values()), each_comes, down=True))
+    assert any("in/1/1 continues" in each for each in problems(CAME, list(ANSWERS.values()), each_comes, down=True))
