@@ -7,6 +7,9 @@ acknowledged, since its position includes that of n.
 Opening a ring fences all producers of the rings before it. After that, and only then, the position is read. So no
 producer is replaced alone: it would fence that of another process without reading the position that this one has
 written. A producer whose commit may have been sent twice is left out, and a ring that is worn by that is replaced.
+
+Two rings may open at the same time. Each opens its first producer before the others, and uses it first. So the ring
+that loses it to the other one fails before it commits anything, whichever of the others it has.
 """
 
 from __future__ import annotations
@@ -80,9 +83,11 @@ class Ring:
             TransactionWriter(settings, options, topics, shard, ring_id(settings.application_id, shard, number))
             for number in range(PRODUCERS)
         ]
-        with ThreadPoolExecutor(max_workers=PRODUCERS) as threads:
-            # In order, so that a failpoint can stop half of them.
-            for _ in threads.map(lambda writer: writer.open(timeout_s), self._writers):
+        first, *others = self._writers
+        first.open(timeout_s)
+        failpoint("ring-fencing")
+        with ThreadPoolExecutor(max_workers=len(others)) as threads:
+            for _ in threads.map(lambda writer: writer.open(timeout_s), others):
                 failpoint("ring-fencing")
         self.position = read_position(options, settings.position_topic, shard, after_fencing=True)
         failpoint("position-read")
