@@ -109,7 +109,7 @@ class OrderedMerge:
         messages = chunk.decoded()
         if chunk.summary.asks:
             messages = messages.filter(pa.array(kinds_of(messages) != REQUEST))
-        return without_cancelled(messages, self._removals.ids)
+        return without_cancelled(messages, self._removals.ids_at(chunk.place))
 
     def ids_of(self, messages: pa.Table) -> ChunkIds:
         """Return the ids of those of `messages`, of one chunk, that may be recalled."""

@@ -131,7 +131,7 @@ class Pending:
         self._incoming.reach({log: offset + 1})
         below, is_taken_in = self.position.below_at(place), offset < self.position.of(log).taken_in
         if summary.asks and is_taken_in:
-            self._removals.add(removed_before(place, requests_in(decode_chunk(payload))))
+            self._removals.add(removed_before(place, self.position.near.taken_in, requests_in(decode_chunk(payload))))
         if not is_taken_in:
             self._merge.chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
         elif below is None or summary.last >= below:
@@ -273,7 +273,7 @@ class Pending:
                 if not room.takes(added, sizes_of(added)):
                     break
                 if requests.num_rows:
-                    late += self._desk.decide(chunk.place, requests, wanted, now_ms)
+                    late += self._desk.decide(chunk.place, self.position.near.taken_in, requests, wanted, now_ms)
                 if is_late:
                     late.append(messages.slice(0, is_late))
                 self._merge.chunks.forget_incoming(log)

@@ -8,7 +8,8 @@ transaction of the answer, which is `due-now`.
 
 What is taken out is in the ready log still. It is left out when its chunk is decoded, and after a crash by the ask,
 which is read again: until everything is released that was due before what it may have taken out, `LogPosition.lowest`
-is not above it.
+is not above it. Chunks that are taken in after the ask are not concerned: an input topic that was created again gives
+ids a second time.
 
 The same message may be asked for twice. So a shard remembers for `REMEMBERED_MS` what it took out, and longer than that
 the job knows it from the recalled topic (`state.recalled`). A shard that may have forgotten answers `unknown`, never a
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sinks.internal_topics.position import Place
+from sinks.internal_topics.position import Log, Place
 from state.answers import OLD_MS, Output, Undecided, answered, answers_to
 from state.cancel import asked_by, first_delivered
 from state.kinds import requests_in
@@ -48,6 +49,7 @@ class Removal:
     """The messages that the asks of a chunk have taken out, or may have.
 
     - `place`: of the chunk
+    - `near_taken_in`: up to which offset the near log was taken in by then; after a crash the least bound that is known
     - `until`: all these messages come before this in the delivery order
     - `epoch`: of the checkpoint whose asks they are
     - `ids`: those that were taken out; if it is not `certain`, those that were asked for, before a crash
@@ -56,12 +58,17 @@ class Removal:
     """
 
     place: Place
+    near_taken_in: int
     until: OrderKey
     epoch: int
     ids: Ids
     certain: bool
     forget_ms: int
     delivers: bool = False
+
+    def end(self, log: Log) -> int:
+        """Return the offset of `log` below which chunks were taken in before it: only these have its messages."""
+        return self.place.offset if log is Log.READY else self.near_taken_in
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,14 @@ class Decided:
     beside: int
 
 
-def removed_before(place: Place, asks: pa.Table) -> Removal:
-    """Return what `asks`, of the chunk at `place`, may have taken out before a crash."""
+def removed_before(place: Place, near_taken_in: int, asks: pa.Table) -> Removal:
+    """Return what `asks`, of the chunk at `place`, may have taken out before a crash.
+
+    The near log was taken in up to `near_taken_in` by then.
+    """
     terms = _terms(asks)
-    return Removal(place, _until(terms), _epoch(terms), ids_in(asked_by(asks)), certain=False, forget_ms=0)
+    ids = ids_in(asked_by(asks))
+    return Removal(place, near_taken_in, _until(terms), _epoch(terms), ids, certain=False, forget_ms=0)
 
 
 class Removed(NamedTuple):
@@ -117,6 +128,7 @@ def wanted_now(asks: pa.Table) -> Ids:
 
 def decide(
     place: Place,
+    near_taken_in: int,
     asks: pa.Table,
     cancelled: Ids,
     delivered: Ids,
@@ -126,7 +138,7 @@ def decide(
     started_ms: int,
     forget_ms: int,
 ) -> Decided:
-    """Decide the asks of the chunk at `place`.
+    """Decide the asks of the chunk at `place`, after the near log was taken in up to `near_taken_in`.
 
     `cancelled` and `delivered` are the messages that the shard has taken out for them, and `removed` those that it has
     before; `went_to` knows those that it has released. It has been released by this process since `started_ms` (epoch
@@ -174,7 +186,7 @@ def decide(
     field = passed_on.schema.get_field_index("value")
     passed_on = passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))
     removals = tuple(
-        Removal(place, _until(terms), _epoch(terms), ids, True, forget_ms, now)
+        Removal(place, near_taken_in, _until(terms), _epoch(terms), ids, True, forget_ms, now)
         for ids, now in ((cancelled, False), (delivered, True))
         if ids
     )

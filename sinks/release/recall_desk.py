@@ -89,14 +89,19 @@ class RecallDesk:
         own = [wanted_of(each, wanted) for each in self._merge.decoded()] if wanted else []
         return pa.concat_tables([empty_messages(), *own, *map(self._copies.of, self._waiting_with(wanted))])
 
-    def decide(self, place: Place, requests: pa.Table, wanted: pa.Table, now_ms: int) -> list[pa.Table]:
-        """Decide the requests of the chunk at `place`. Return those that are answered, and what is `wanted` now."""
+    def decide(
+        self, place: Place, near_taken_in: int, requests: pa.Table, wanted: pa.Table, now_ms: int
+    ) -> list[pa.Table]:
+        """Decide the requests of the chunk at `place`, after the near log was taken in up to `near_taken_in`.
+
+        Returns those that are answered, and what is `wanted` now.
+        """
         asked, removed = asked_by(requests), self._removals.removed
         delivered = ids_in(wanted)
         found = self._remove(ids_in(asked.filter(pa.array(~among(asked, removed.certain)))))
         decided = decide(
-            place, requests, without(found, delivered), delivered, removed, self._went_to, now_ms, self._started_ms,
-            self._removals.forget_ms,
+            place, near_taken_in, requests, without(found, delivered), delivered, removed, self._went_to, now_ms,
+            self._started_ms, self._removals.forget_ms,
         )  # fmt: skip
         for removal in decided.removals:
             self._removals.add(removal)

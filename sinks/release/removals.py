@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from sinks.internal_topics.position import Place
 from sinks.release.recall import REMEMBERED_MS, Removal, Removed
 from state.message_ids import NO_IDS, Ids, united
@@ -14,13 +16,14 @@ _MOST_STEP_MS = 1_000
 class Removals:
     """The removals of a shard: until everything due before is released, and for `REMEMBERED_MS` in any case.
 
-    `ids` are those of all removals. Instants of `forget_ms` are by a clock that stands still while the shard does not
-    plan.
+    They have the order of their requests. Instants of `forget_ms` are by a clock that stands still while the shard
+    does not plan.
     """
 
     def __init__(self) -> None:
-        self.ids: Ids = NO_IDS
         self._removals: list[Removal] = []
+        # Those of all removals.
+        self._ids: Ids = NO_IDS
         # For how long the shard has planned, and when it did last (epoch ms).
         self._planning_ms, self._planned_ms = 0, 0
 
@@ -37,7 +40,12 @@ class Removals:
     def add(self, removal: Removal) -> None:
         """Remember `removal`."""
         self._removals.append(removal)
-        self.ids = united([self.ids, removal.ids])
+        self._ids = united([self._ids, removal.ids])
+
+    def ids_at(self, place: Place) -> Ids:
+        """Return what requests have taken out of the chunk at `place`, or may have: those that came after it."""
+        first = bisect_right(self._removals, place.offset, key=lambda each: each.end(place.log))
+        return united(each.ids for each in self._removals[first:]) if first else self._ids
 
     def go_on(self, now_ms: int, below: OrderKey | None) -> None:
         """Let the clock go on to `now_ms` (epoch ms), and forget what is of no use any more.
@@ -51,7 +59,7 @@ class Removals:
         kept = [each for each in self._removals if _is_needed(each, below) or each.forget_ms > self._planning_ms]
         if len(kept) < len(self._removals):
             self._removals = kept
-            self.ids = united(each.ids for each in kept)
+            self._ids = united(each.ids for each in kept)
 
     def needed(self, below: OrderKey | None) -> list[Place]:
         """Return where the requests are that a crash makes needed, if everything `below` is released."""

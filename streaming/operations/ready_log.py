@@ -24,6 +24,7 @@ from sinks.release.known_topics import Topics
 from sinks.release.log_reader import LogReader
 from sinks.release.planned import Planned
 from sinks.release.recall import removed_before, uncounted
+from sinks.release.removals import Removals
 from sinks.release.ring import Ring
 from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import topic_id
@@ -31,7 +32,6 @@ from sinks.topics.topics import check_topics
 from state.cancel import without_cancelled
 from state.kinds import requests_in
 from state.message import decode_chunk, empty_messages
-from state.message_ids import NO_IDS, united
 
 log = logging.getLogger(__name__)
 
@@ -130,14 +130,14 @@ def _left(settings: Settings, options: Mapping[str, str], shard: int, position: 
     Returns how many there are, and how many of them are counted as handed over: those of the near log are once they are
     taken in.
     """
-    removed = NO_IDS
+    removals = Removals()
     for place, summary, payload in _chunks(settings, options, shard, position):
         if summary.asks and place.offset < position.of(place.log).taken_in:
-            removed = united([removed, removed_before(place, requests_in(decode_chunk(payload))).ids])
+            removals.add(removed_before(place, position.near.taken_in, requests_in(decode_chunk(payload))))
     count = counted = 0
     for place, summary, payload in _chunks(settings, options, shard, position):
         is_taken_in = place.offset < position.of(place.log).taken_in
-        own = summary.count
+        own, removed = summary.count, removals.ids_at(place)
         if removed or summary.asks or is_taken_in:
             messages = without_cancelled(position.left_of(place, decode_chunk(payload)), removed)
             own = messages.num_rows - uncounted(messages, is_taken_in)

@@ -547,6 +547,34 @@ def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> Non
     assert later.column("offset").to_pylist() == [1] * 3
 
 
+@pytest.mark.parametrize("log", ["messages", "near"])
+@pytest.mark.parametrize("is_short", [False, True], ids=["in memory", "read again"])
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_is_taken_out_is_not_a_later_message_with_its_id(log: str, is_short: bool, crashes: bool) -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive(log, [500, 600])
+    shard.read_near(1)
+    shard.arrive("asks", [0])
+    shard.settle()
+    assert shard.results == {0: {"cancelled"}}
+    if crashes:
+        shard.open()
+    # Of an input topic that was created again.
+    shard.messages = 0
+    shard.arrive(log, [700])
+    shard.read_near(1)
+    if is_short:
+        shard.plan(0)
+        shard.max_bytes = shard.pending.max_bytes = 1
+        shard.pending.shrink()
+    for _ in range(10):
+        shard.now_ms += 100
+        shard.settle()
+    assert shard.seen == Counter([0, 1])
+    assert shard.pending.is_empty
+    assert bool(shard.restored) == is_short
+
+
 @pytest.mark.parametrize(
     ("message_bytes", "counts"),
     [(1, [8, 8, 4]), (1_048_588, [8, 8, 4]), (3_000_000, [3] * 6 + [2]), (64 * 1024 * 1024, [1] * 20)],
