@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -31,35 +31,68 @@ _TIMEOUT_S = 30.0
 class ClaimsReader:
     """Reads the claims that may decide what is `needed`, and what follows. Not safe between threads.
 
-    It reads all lanes that there ever were: partitions may have been in other lanes. So it has first read all claims
-    that are there in any lane, since those of a partition's former lane say more of what its present lane has decided.
-    A lane that has claims begins with one that decides nothing at or above `needed`, if it has one.
+    It reads all lanes that there ever were: partitions may have been in other lanes. All claims that are there in any
+    lane come first (`read_there`), since those of a partition's former lane say more of what its present lane has
+    decided. A lane that has claims begins with one that decides nothing at or above `needed`, if it has one.
     """
 
     def __init__(
         self, settings: Settings, options: Mapping[str, str], needed: Offsets, topic_ids: Mapping[str, str], epoch: int
     ) -> None:
-        """Find where to begin in each lane, and read all claims that are there: the next `read` returns them.
+        """Find where to begin in each lane.
 
         `options` are librdkafka's, `needed` the offset of each partition from which on somebody needs what claims of
         `epoch` decide, and `topic_ids` the present ids of these topics. Raises TopicMissing, KafkaException,
         BrokerUnreachable, CheckpointMismatch, FormatMismatch.
         """
-        topic = settings.claims_topic
-        begin = first_offsets(settings, options, needed, topic_ids, epoch)
+        self._topic = settings.claims_topic
+        self._begin = first_offsets(settings, options, needed, topic_ids, epoch)
+        # What has come before an error of a partition, after which `read` goes on.
         self._read: list[tuple[int, Claim]] = []
-        ends = self._read_there(options, topic, begin)
+        self._options = reader_options(options, self._topic)
         own: dict[str, Any] = {
             "enable.partition.eof": False,
             "fetch.min.bytes": 1,
             "fetch.error.backoff.ms": 20,
             "fetch.wait.max.ms": 500,
         }
-        self._consumer = Consumer({**reader_options(options, topic), **own}, logger=client_log(log))
-        self._consumer.assign(_places(topic, ends))
+        self._consumer = Consumer({**self._options, **own}, logger=client_log(log))
+
+    def read_there(self) -> Iterator[tuple[int, Claim]]:
+        """Yield all claims that are there, each with its lane, in order for each lane. To be read to the end, once.
+
+        It keeps none: forwarders may have written millions while no job ran. Raises KafkaException, BrokerUnreachable,
+        CheckpointMismatch, FormatMismatch.
+        """
+        ends: dict[int, int] = {}
+        with closing(Consumer(self._options, logger=client_log(log))) as consumer:
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            places = _places(self._topic, self._begin)
+            least = {
+                lane: bounds(consumer, place, deadline_s)[1] for lane, place in zip(self._begin, places, strict=True)
+            }
+            consumer.assign(places)
+            while len(ends) < len(self._begin):
+                message = consumer.poll(_POLL_S)
+                if message is None:
+                    if time.monotonic() > deadline_s:
+                        raise BrokerUnreachable(
+                            f"received nothing from {self._topic} for {_TIMEOUT_S:g} s: brokers do not answer"
+                        )
+                    continue
+                error, lane = message.error(), _lane(message)
+                if error is None or error.code() != KafkaError._PARTITION_EOF:
+                    # What comes behind the end of a lane, while others are read, is read again from there.
+                    if lane not in ends and _is_claim(message):
+                        yield lane, claim_in(message)
+                # The first end may lie below: a replica may lag behind.
+                elif (end := message.offset() or 0) >= least[lane]:
+                    ends.setdefault(lane, end)
+                deadline_s = time.monotonic() + _TIMEOUT_S
+        self._consumer.assign(_places(self._topic, ends))
 
     def read(self, timeout_s: float) -> list[tuple[int, Claim]]:
-        """Return the claims that have come, each with its lane, in order for each lane.
+        """Return the claims that have come since, each with its lane, in order for each lane.
 
         Waits for the first one up to `timeout_s`. Raises KafkaException, and returns what has come with the next call;
         CheckpointMismatch, FormatMismatch.
@@ -68,7 +101,8 @@ class ClaimsReader:
             failure: KafkaException | None = None
             for message in (first, *self._consumer.consume(_MOST_AT_ONCE, 0)):
                 try:
-                    self._add(message)
+                    if _is_claim(message):
+                        self._read.append((_lane(message), claim_in(message)))
                 except KafkaException as problem:
                     failure = failure or problem
             if failure is not None:
@@ -76,45 +110,17 @@ class ClaimsReader:
         found, self._read = self._read, []
         return found
 
-    def _read_there(self, options: Mapping[str, str], topic: str, begin: Mapping[int, int]) -> dict[int, int]:
-        """Read the claims that are there, and return by lane where they end."""
-        ends: dict[int, int] = {}
-        with closing(Consumer(reader_options(options, topic), logger=client_log(log))) as consumer:
-            deadline_s = time.monotonic() + _TIMEOUT_S
-            least = {
-                lane: bounds(consumer, place, deadline_s)[1]
-                for lane, place in zip(begin, _places(topic, begin), strict=True)
-            }
-            consumer.assign(_places(topic, begin))
-            while len(ends) < len(begin):
-                message = consumer.poll(_POLL_S)
-                if message is None:
-                    if time.monotonic() > deadline_s:
-                        raise BrokerUnreachable(
-                            f"received nothing from {topic} for {_TIMEOUT_S:g} s: brokers do not answer"
-                        )
-                    continue
-                error, lane = message.error(), _lane(message)
-                if error is None or error.code() != KafkaError._PARTITION_EOF:
-                    # What comes behind the end of a lane, while others are read, is read again from there.
-                    if lane not in ends:
-                        self._add(message)
-                # The first end may lie below: a replica may lag behind.
-                elif (end := message.offset() or 0) >= least[lane]:
-                    ends.setdefault(lane, end)
-                deadline_s = time.monotonic() + _TIMEOUT_S
-        return ends
-
-    def _add(self, message: Message) -> None:
-        error = message.error()
-        if error is None:
-            self._read.append((_lane(message), claim_in(message)))
-        elif not is_transient_read(error):
-            raise KafkaException(error)
-
     def close(self) -> None:
         """Close the consumer."""
         self._consumer.close()
+
+
+def _is_claim(message: Message) -> bool:
+    """Return False for an error that passes. Raises KafkaException for others."""
+    error = message.error()
+    if error is not None and not is_transient_read(error):
+        raise KafkaException(error)
+    return error is None
 
 
 def _lane(message: Message) -> int:

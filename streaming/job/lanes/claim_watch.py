@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
@@ -70,12 +70,6 @@ class ClaimWatch:
         self._claims = Claims(epoch)
         # Not of former input topics, of which nobody reads anything: all claims would be about more than is read.
         own = {topic: own for topic, own in newest_ids(ids).items() if topic in settings.topics.input or topic in read}
-        try:
-            self._reader = ClaimsReader(settings, self._options, read, own, epoch)
-        except KafkaException as problem:
-            if not is_outage(problem.args[0]):
-                raise
-            raise BrokerUnreachable(f"cannot read the claims of forwarders: {problem}") from problem
         # The newest claim that was read of each lane.
         self._newest: dict[int, Claim] = {}
         # The writers of the lanes that the job has taken, and may have lost since.
@@ -85,11 +79,17 @@ class ClaimWatch:
         self._waited: dict[Source, tuple[int, float]] = {}
         self._is_urgent = False
         try:
-            # All that is there: a partition may have been in another lane, whose claims say more of it.
-            self._read(0)
-        except BaseException:
-            self._reader.close()
-            raise
+            self._reader = ClaimsReader(settings, self._options, read, own, epoch)
+            try:
+                # All that is there: a partition may have been in another lane, whose claims say more of it.
+                self._take(self._reader.read_there())
+            except BaseException:
+                self._reader.close()
+                raise
+        except KafkaException as problem:
+            if not is_outage(problem.args[0]):
+                raise
+            raise BrokerUnreachable(f"cannot read the claims of forwarders: {problem}") from problem
 
     @property
     def due_before_ms(self) -> int:
@@ -121,7 +121,7 @@ class ClaimWatch:
         self._waited.clear()
         while True:
             try:
-                self._read(_POLL_S if self._waited else 0)
+                self._take(self._reader.read(_POLL_S if self._waited else 0))
                 if not (undecided := self._undecided(span, read)):
                     break
                 for lane, ends in self._still(undecided).items():
@@ -149,7 +149,7 @@ class ClaimWatch:
         """
         if not self._is_urgent:
             try:
-                self._read(timeout_s)
+                self._take(self._reader.read(timeout_s))
             except KafkaException as problem:
                 log.debug("cannot read claims: %s", problem)
                 time.sleep(timeout_s)
@@ -194,8 +194,9 @@ class ClaimWatch:
             writer.close()
         self._reader.close()
 
-    def _read(self, timeout_s: float) -> None:
-        for lane, claim in self._reader.read(timeout_s):
+    def _take(self, claims: Iterable[tuple[int, Claim]]) -> None:
+        """Add `claims`, each with its lane, and keep none but the newest of each lane."""
+        for lane, claim in claims:
             last = self._newest.get(lane)
             if last is not None and not claim.follows(last):
                 lost = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -31,12 +32,20 @@ def read(settings: Settings) -> Read:
 
     def claims(newest: Iterable[LaneWriter], needed: Offsets, epoch: int = 1) -> dict[int, list[Claim]]:
         ends = {writer.lane: writer.claim for writer in newest}
-        found: dict[int, list[Claim]] = {}
         with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), needed, IDS, epoch)) as reader:
+            found = read_there(reader)
             follow(reader, found, ends)
         return found
 
     return claims
+
+
+def read_there(reader: ClaimsReader) -> dict[int, list[Claim]]:
+    """Return by lane what is there."""
+    found: dict[int, list[Claim]] = {}
+    for lane, each in reader.read_there():
+        found.setdefault(lane, []).append(each)
+    return found
 
 
 def follow(reader: ClaimsReader, found: dict[int, list[Claim]], ends: dict[int, Claim | None]) -> None:
@@ -70,8 +79,8 @@ def low_offset(settings: Settings, lane: int) -> int:
 def test_all_claims_are_read_in_order_and_what_comes_after_them(settings: Settings, open_writer: Open) -> None:
     first, second = open_writer(0), open_writer(1)
     of_first, of_second = write_all(first, range(1, 6)), write_all(second, [7, 9])
-    found: dict[int, list[Claim]] = {}
     with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1)) as reader:
+        found = read_there(reader)
         follow(reader, found, {0: first.claim, 1: second.claim})
         assert found == {0: of_first, 1: of_second}
         assert reader.read(0.01) == []
@@ -101,11 +110,8 @@ def test_all_that_is_there_comes_first_in_all_lanes(settings: Settings, open_wri
     expected = {0: write_all(writers[0], range(1, 200)), 1: write_all(writers[1], [4])}
     # As soon as the last commit is visible.
     assert open_writer(0).claim == expected[0][-1]
-    found: dict[int, list[Claim]] = {}
     with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {"in": {"0": 50}}, IDS, 1)) as reader:
-        for lane, each in reader.read(0):
-            found.setdefault(lane, []).append(each)
-        assert found == {0: expected[0][49:], 1: expected[1]}
+        assert read_there(reader) == {0: expected[0][49:], 1: expected[1]}
         assert reader.read(0.2) == []
 
 
@@ -114,11 +120,22 @@ def test_no_claim_is_lost_or_comes_twice_while_owners_write(settings: Settings, 
     with ThreadPoolExecutor(2) as threads:
         written = [threads.submit(write_all, writer, range(1, 151)) for writer in writers]
         time.sleep(0.3)
-        found: dict[int, list[Claim]] = {}
         with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1)) as reader:
+            found = read_there(reader)
             expected = {lane: each.result() for lane, each in enumerate(written)}
             follow(reader, found, {lane: own[-1] for lane, own in expected.items()})
     assert found == expected
+
+
+def test_the_reader_keeps_none_of_the_claims_that_are_there(settings: Settings, open_writer: Open) -> None:
+    write_all(open_writer(), range(1, 101))
+    read: list[weakref.ref[Claim]] = []
+    with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1)) as reader:
+        for _, each in reader.read_there():
+            read.append(weakref.ref(each))
+            # This one, and the one before while this one was read.
+            assert sum(known() is not None for known in read) <= 2
+    assert len(read) == 100
 
 
 def test_claims_of_an_earlier_epoch_do_not_matter_however_far_they_were(open_writer: Open, read: Read) -> None:

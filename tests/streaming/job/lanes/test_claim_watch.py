@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +34,9 @@ class ClaimsTopic:
     def add(self, lane: int, claim: Claim) -> None:
         self.newest = claim
         self.unread.append((lane, claim))
+
+    def read_there(self) -> Iterator[tuple[int, Claim]]:
+        yield from self.read(0)
 
     def read(self, _: float) -> list[tuple[int, Claim]]:
         found, self.unread = self.unread, []
@@ -121,3 +126,23 @@ def test_no_lane_is_taken_over_where_forwarders_are_off(topic: ClaimsTopic, sett
     with closing(ClaimWatch(settings, 0, _EPOCH, {}, {_TOPIC: [_ID]})) as watch:
         watch.wait(_batch(0, 1))
         assert (watch.taken_over, topic.newest) == ({}, None)
+
+
+def test_a_start_keeps_no_claims_but_the_newest_of_each_lane(
+    topic: ClaimsTopic, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[weakref.ref[Claim]] = []
+
+    def there() -> Iterator[tuple[int, Claim]]:
+        claim = Claim(_EPOCH)
+        for end in range(1, 101):
+            claim = claim.next("pod-8", {(_TOPIC, 0): end}, {}, {_TOPIC: _ID})
+            known.append(weakref.ref(claim))
+            # The newest one, this one, and the one whose place it takes.
+            assert sum(each() is not None for each in known) <= 3
+            yield _LANE, claim
+
+    monkeypatch.setattr(topic, "read_there", there)
+    with closing(ClaimWatch(settings, _LANES, _EPOCH, {}, {_TOPIC: [_ID]})) as watch:
+        assert len(known) == 100
+        assert watch.wait(_batch(0, 100)).offsets == {}
