@@ -51,7 +51,11 @@ def wanted_of(messages: pa.Table, wanted: Ids) -> pa.Table:
     return messages.filter(pa.array(among(messages, wanted) & is_message(messages)))
 
 
+def due_by(messages: pa.Table, now_ms: int) -> pa.Table:
+    """Return `messages` as due at `now_ms` (epoch ms), unless they are due sooner."""
+    return with_due_times(messages, np.minimum(messages.column("deliver_at_ms").to_numpy(), now_ms))
+
+
 def due_now(messages: pa.Table, now_ms: int) -> pa.Table:
     """Return `messages` as made due at `now_ms` (epoch ms), unless they are due sooner."""
-    dues = np.minimum(messages.column("deliver_at_ms").to_numpy(), now_ms)
-    return with_kind(with_due_times(messages, dues), DUE_NOW)
+    return with_kind(due_by(messages, now_ms), DUE_NOW)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sinks.internal_topics.position import Place
-from sinks.release.copies import Copies, due_now, wanted_of
+from sinks.release.copies import Copies, due_by, due_now, wanted_of
 from sinks.release.encoded_chunks import Chunk, PayloadMissing
 from sinks.release.ordered_merge import OrderedMerge
 from sinks.release.recall import Removal, WentTo, decide, wanted_now
@@ -109,7 +109,9 @@ class RecallDesk:
         self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
         self._beside += decided.beside
         self._copies.begin()
-        return [each for each in (decided.answered, due_now(wanted, now_ms)) if each.num_rows]
+        # A request is due by the clock of the job, which may be ahead: the shard would wait to end the transaction.
+        answered = due_by(decided.answered, now_ms)
+        return [each for each in (answered, due_now(wanted, now_ms)) if each.num_rows]
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out, and return the ids of those that wait here, decoded or not."""

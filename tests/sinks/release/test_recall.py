@@ -523,6 +523,19 @@ def test_a_message_that_shall_be_due_now_is_due_when_it_is_asked_for_or_sooner_a
     assert shard.seen == Counter([0, 1, 2])
 
 
+def test_answers_do_not_wait_for_the_clock_of_the_job_which_is_ahead() -> None:
+    shard = _Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("messages", [60_000, 60_000])
+    shard.now_ms += 30_000
+    shard.arrive("asks", [0, 1], delivers=[False, True])
+    shard.now_ms -= 30_000
+    shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
+    assert shard.plan(0)
+    assert shard.planned[0].last_due_ms == shard.now_ms
+    shard.commit()
+    assert shard.results == {0: {"cancelled"}, 1: {"due-now"}}
+
+
 def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> None:
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     # Of an input topic that was made anew: at the same time too.
