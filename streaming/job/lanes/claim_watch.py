@@ -155,12 +155,14 @@ class ClaimWatch:
                 time.sleep(timeout_s)
         return self._is_urgent
 
-    def check_complete(self, read: Offsets, ids: InputIds) -> None:
+    def check_complete(self, read: Offsets, ids: InputIds, lanes: int) -> None:
         """Raise CheckpointMismatch if claims do not decide all that committed batches have read, up to `read`.
 
-        Each of these has waited for the claims. Without them, forwarders would take again what they have taken.
+        Each of these has waited for the claims. Without them, forwarders would take again what they have taken. It has
+        `lanes` open lanes: each began with a claim, and its newest claim is never deleted.
         """
-        lacking = [
+        lacking = [f"all input partitions of lane {lane}" for lane in range(lanes) if lane not in self._newest]
+        lacking += [
             f"{topic}/{number} (from {position} up to {end})"
             for topic, own in read.items()
             for number, end in own.items()

@@ -115,7 +115,7 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
         # Before the lanes are opened behind what batches have read, and forwarders go on in a partition that is cut.
         with closing(watch_lanes()) as before:
             if open_now:
-                before.check_complete(read, ids)
+                before.check_complete(read, ids, open_now)
             _check_ends(settings, before, ids)
     writers = {} if stay_open else close_lanes(settings, lease.check_now)
     if stay_open or not wanted.lanes:
@@ -129,7 +129,7 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
     watch = watch_lanes()
     try:
         if stay_open:
-            watch.check_complete(read, ids)
+            watch.check_complete(read, ids, open_now)
         _check_ends(settings, watch, ids)
     except BaseException:
         watch.close()

@@ -146,3 +146,15 @@ def test_a_start_keeps_no_claims_but_the_newest_of_each_lane(
     with closing(ClaimWatch(settings, _LANES, _EPOCH, {}, {_TOPIC: [_ID]})) as watch:
         assert len(known) == 100
         assert watch.wait(_batch(0, 100)).offsets == {}
+
+
+def test_a_lane_without_any_claim_has_lost_them(topic: ClaimsTopic, settings: Settings) -> None:
+    read, ids = {_TOPIC: {"0": 5}}, {_TOPIC: [_ID]}
+    first = Claim(_EPOCH)
+    topic.add(1 - _LANE, first)
+    with closing(ClaimWatch(settings, _LANES, _EPOCH, {}, ids)) as watch:
+        with pytest.raises(CheckpointMismatch, match=f"lost claims about all input partitions of lane {_LANE}\\."):
+            watch.check_complete(read, ids, _LANES)
+        topic.add(_LANE, first.next("pod-8", {(_TOPIC, 0): 5}, {}, {_TOPIC: _ID}))
+        watch.look_for_urgent(0)
+        watch.check_complete(read, ids, _LANES)
