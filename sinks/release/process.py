@@ -140,9 +140,9 @@ class ReleaseProcess:
 
     def _open_assigned(self) -> None:
         new = self.shards.add(self.assigned)
-        if new:
-            for shard in self.shards.values():
-                shard.share_memory(len(self.shards))
+        # Also if there are fewer than before.
+        for shard in self.shards.values():
+            shard.share_memory(len(self.shards))
         for shard in new:
             shard.start()
 

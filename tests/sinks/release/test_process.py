@@ -126,6 +126,17 @@ def foreign_consumer(settings: Settings, **options: str) -> Iterator[Consumer]:
         consumer.close()
 
 
+@pytest.mark.takes(8)
+def test_a_shard_gets_the_memory_of_those_that_other_processes_take(prepared: Settings, running: Running) -> None:
+    def shares() -> list[int]:
+        return [shard._limits(clock_ms=1).bytes for shard in list(running.process.shards.values())]
+
+    assert_eventually(lambda: len(set(shares())) == 1)
+    half = shares()[0]
+    with foreign_consumer(prepared, **{"partition.assignment.strategy": "cooperative-sticky"}):
+        assert_eventually(lambda: len(shares()) == 1 and shares()[0] in (2 * half, 2 * half + 1))
+
+
 def ends_refused(running: Running, caplog: pytest.LogCaptureFixture, *words: str) -> None:
     """Wait until the group has refused the process for as long as it may, and see what is said of that."""
 
