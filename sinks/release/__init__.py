@@ -21,9 +21,9 @@ these steps use:
 **Two logs.** Batches stage messages in the ready log, forwarders in the near log. Each shard merges its partitions of
 both. They are apart since an open transaction hides what follows it: that of a killed writer, for up to a minute.
 
-**Position.** A transaction has messages and the position after them, bounds that grow: the offset up to which records
-of each log are taken in, and the order key below which messages are released. Released is exactly what lies below both
-bounds of its log. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
+**Position.** A transaction has messages and the position after them: the offset up to which records of each log are
+taken in, and the order key below which messages are released. Released is exactly what lies below both bounds of its
+log. After a crash the next owner fences the producers of the one before, reads the position, and goes on.
 If its clock was ahead and is set back, the position begins anew with the second bound, and keeps the one before for
 what was taken in by then.
 

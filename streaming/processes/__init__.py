@@ -12,8 +12,8 @@ is restarted meanwhile finds it at its `meeting_place`, and goes on with it if i
 no lane changes hands, and no message is late.
 
 **Orphans.** A forwarder goes on for a minute: a service manager has restarted a job by then. A release process goes on
-for as long, so that what is forwarded goes out, and then until nothing is left that was handed over. Without forwarders
-it ends as soon as nothing is left.
+for as long, so that what is forwarded goes out, and then until nothing is left that was handed over, but for five
+minutes at most. Without forwarders it ends as soon as nothing is left.
 
 **Failures.** A process that is killed is started again at once. One that fails is started again after a pause that
 grows. If a release process fails again and again, the command ends with its error: nothing goes out without it. A
