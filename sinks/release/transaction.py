@@ -58,6 +58,8 @@ _SLOW_S = 5.0
 _ABORT_S = 5.0
 # Of asks in a chunk for another shard: with the headers that come back with the answers.
 _ASKS_BYTES = 512 * 1024
+# Of recalls between two flushes: 50 kB, and 170 kB with the longest topic names.
+_RECALLS = 500
 # The most suspects between two flushes: about as many as have room in a batch, mostly.
 _FIRST_GROUP = 1_000
 # Longer than it takes to fill a group, also on a busy host.
@@ -191,8 +193,7 @@ class TransactionWriter:
                 self._fill_in_groups(planned, check, search, topics)
             if planned.passed_on is not None:
                 self._pass_on(planned.passed_on)
-            for removal in planned.recalled:
-                self._record(removal)
+            self._record(planned.recalled, topics)
             # No timestamp: the topic may limit it by the broker's clock.
             key, value = position_key(self._shard), position.to_bytes()
             self._produce([Record(NO_TIMESTAMP, self._position_topic, self._shard, key, value, [])])
@@ -215,11 +216,17 @@ class TransactionWriter:
                 own_headers: Headers = [(name, content) for name, content in headers if isinstance(content, bytes)]
                 self._produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
 
-    def _record(self, removal: Removal) -> None:
-        """Write to the recalled topic what was taken out."""
+    def _record(self, removals: Iterable[Removal], topics: Collection[str]) -> None:
+        """Write to the recalled topic what was taken out, in batches that a topic of any limit has room for."""
         partition = partition_of_shard(self._shard)
-        made = recall_records(removal.ids, Recall(removal.until.deliver_at_ms, removal.epoch))
-        self._produce(Record(NO_TIMESTAMP, self._recalled_topic, partition, key, value, []) for key, value in made)
+        made = chain.from_iterable(
+            recall_records(each.ids, Recall(each.until.deliver_at_ms, each.epoch)) for each in removals
+        )
+        records_of = (Record(NO_TIMESTAMP, self._recalled_topic, partition, key, value, []) for key, value in made)
+        for number, batch in enumerate(iter(lambda: list(islice(records_of, _RECALLS)), [])):
+            if number:
+                self._flush(topics)
+            self._produce(batch)
 
     def commit(self) -> None:
         """Commit the transaction. Raises KafkaException."""

@@ -19,8 +19,11 @@ from sinks.topics.limits import TopicLimits
 from sources.dead_letters.letter import read_letter
 from sources.intake.partitioner import partitions_for
 from sources.subscriber import received
+from state.answers import Undecided
+from state.kinds import REQUEST
 from state.stub import Stub
 from tests.conftest import Configure, MakeTopic
+from tests.eventually import assert_eventually
 from tests.messages import headers, messages
 from tests.sinks.release.conftest import ReleaseBench
 
@@ -42,6 +45,27 @@ def bench(bench: ReleaseBench, limit: Callable[[str, int], None]) -> ReleaseBenc
 def small(make_topic: MakeTopic) -> str:
     """An output topic that accepts 5 kB."""
     return make_topic(**{"max.message.bytes": "5000"})
+
+
+@pytest.mark.parametrize("count", [300, 2_000])
+def test_recalls_go_in_batches_that_a_small_recalled_topic_takes(
+    bench: ReleaseBench, limit: Callable[[str, int], None], make_topic: MakeTopic, count: int
+) -> None:
+    limit(bench.settings.recalled_topic, 60_000)
+    results, far_ms = make_topic(), now_ms() + 600_000
+    bench.hand_over(messages({"offset": n, "deliver_at_ms": far_ms} for n in range(count)))
+    undecided = Undecided(far_ms + 1, now_ms(), shards=1, left=0).to_bytes()
+    requests = (
+        {"kind": REQUEST, "output_topic": results, "offset": count + n, "key": b"delayline-in/0/%d" % n,
+         "value": undecided}
+        for n in range(count)
+    )  # fmt: skip
+    bench.hand_over(messages(requests))
+    release = bench.start()
+    # The answers, and what they take out.
+    assert_eventually(lambda: release.ended.is_set() or bench.released == 2 * count, 60)
+    assert release.error is None
+    assert len(bench.read(bench.settings.recalled_topic)) == count
 
 
 def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
