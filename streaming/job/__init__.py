@@ -2,11 +2,12 @@
 
 It depends on no command, and starts no operation.
 
-Read `query` (how the parts are joined) and `batch` (the steps of one batch). Then read what a batch uses: the packages
-`inputs` (its records), `lanes` (what forwarders have taken), `sealed` (messages of earlier batches) and `requests`
-(cancels, replacements and names). Last read `service` (the start), `start_wait` (a start without a broker) and
-`unfinished_batch` (what was cut off before), `occurring` (messages that repeat), `gate` (which batches still run),
-`query_watch` (from the start to the end) with the package `watches`, and `query_failure` (the error of the query).
+Read `query` (how the parts are joined) and `batch` (the steps of one batch). Then read `plan` (what the steps go by),
+the package `steps`, and what these use: the packages `inputs` (a batch's records), `lanes` (what forwarders have
+taken), `sealed` (messages of earlier batches) and `requests` (cancels, replacements and names). Last read `service`
+(the start), `start_wait` (a start without a broker) and `unfinished_batch` (what was cut off before), `occurring`
+(messages that repeat), `gate` (which batches still run), `query_watch` (from the start to the end) with the package
+`watches`, and `query_failure` (the error of the query).
 
 The clock. Only the tick source (`sources.intake.clock`) moves the watermark. It gives one row for each batch, whose
 event time is the cutoff of the next batch: the present time plus the horizon, or less if more is due before than

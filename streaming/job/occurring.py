@@ -30,7 +30,6 @@ def occurrence_rows(
     loaded: list[DataFrame],
     cancels: Cancels,
     span: BatchSpan,
-    clock_ms: int,
     batch_settings: BatchSettings,
 ) -> DataFrame | None:
     """Return rows (`SHARD_OUTPUT_SCHEMA`) for what the batch of `span` makes of messages that repeat, or None.
@@ -41,7 +40,6 @@ def occurrence_rows(
         loaded: the chunks of the window that have such messages (`PrefetchWindow.take_repeating`).
         cancels: what the batch leaves out.
         span: the batch.
-        clock_ms: its clock, epoch ms.
         batch_settings: its settings.
     """
     several = [piece.selectExpr("shard", f"{span.previous_ms}L AS from_ms", "until_ms", "chunk") for piece in loaded]
@@ -53,7 +51,7 @@ def occurrence_rows(
     keys = ", ".join(map(str, batch_settings.shard_keys))
     # All of a shard in one task, which numbers their segments.
     every = reduce(DataFrame.union, several).repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
-    occurring = _occurring(cancels, batch_settings, span.bucket, clock_ms, span.cutoff_ms)
+    occurring = _occurring(cancels, batch_settings, span.bucket, span.clock_ms, span.cutoff_ms)
     return every.sortWithinPartitions("shard").mapInArrow(occurring, _ROWS)
 
 

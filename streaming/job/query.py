@@ -10,82 +10,27 @@ In the order of the data:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from conf.errors import CheckpointMismatch
 from conf.kafka.options import java_options
 from conf.settings import Settings
 from sources.intake.clock import tick
 from sources.intake.kafka_reader import CHUNK_SCHEMA, accepting, read_records
 from state.buckets.operator import FILLER, SHARD_OUTPUT_SCHEMA, STATE_SCHEMA, update_shard
-from state.checkpoint.batch_settings import Refusal, RunningBatch, SettingsHistory
+from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.origin import Offsets
-from state.checkpoint.progress import BatchSpan
-from state.taken import Taken
 from streaming.job.inputs.batch_size import first_size
+from streaming.job.plan import batch_of_task, next_cutoff_of_task
 
-# The local properties of Spark that tell tasks in how many input partitions their batch reads records, its clock, which
-# records it refuses, which ones forwarders have taken, and the cutoff of the next batch.
-_READ_PARTITIONS, _CLOCK, _REFUSAL = "delayline.readPartitions", "delayline.clock", "delayline.refusal"
-_TAKEN, _NEXT_CUTOFF = "delayline.taken", "delayline.nextCutoff"
 # Spark's class. The other source, the clock, has no limit.
 _KAFKA_SOURCE = "KafkaMicroBatchStream"
-
-
-def tell_tasks(
-    spark: SparkSession, span: BatchSpan, clock_ms: int, refusal: Refusal, taken: Taken, next_cutoff_ms: int
-) -> None:
-    """Tell the tasks that this thread will start what they need to know of their batch.
-
-    `clock_ms` is its clock, and `next_cutoff_ms` the cutoff of the next batch, both epoch ms.
-    """
-    spark.sparkContext.setLocalProperty(_READ_PARTITIONS, str(span.read_partitions))
-    spark.sparkContext.setLocalProperty(_CLOCK, str(clock_ms))
-    spark.sparkContext.setLocalProperty(_REFUSAL, json.dumps(asdict(refusal)))
-    spark.sparkContext.setLocalProperty(_TAKEN, taken.to_text())
-    spark.sparkContext.setLocalProperty(_NEXT_CUTOFF, str(next_cutoff_ms))
-
-
-def batch_of_task(history: SettingsHistory) -> Callable[[], RunningBatch]:
-    """Return a function that returns, inside a task, the running batch."""
-
-    def running_batch() -> RunningBatch:
-        context = TaskContext.get()
-        numbers = ("streaming.sql.batchId", _READ_PARTITIONS, "spark.sql.execution.arrow.maxRecordsPerBatch", _CLOCK)
-        properties = [context.getLocalProperty(name) for name in (*numbers, _REFUSAL, _TAKEN)] if context else []
-        match properties:
-            case [str(batch_id), str(read_partitions), str(transfer_rows), str(clock_ms), str(refusal), str(taken)]:
-                return RunningBatch(
-                    int(batch_id),
-                    history.at(int(batch_id)),
-                    int(read_partitions),
-                    int(transfer_rows),
-                    int(clock_ms),
-                    Refusal(**json.loads(refusal)),
-                    Taken.from_text(taken),
-                )
-        raise CheckpointMismatch("a task ran outside a batch, so its batch settings are not known")
-
-    return running_batch
-
-
-def _next_cutoff_ms() -> int:
-    """Return, inside a task, the cutoff of the next batch."""
-    context = TaskContext.get()
-    cutoff_ms = context.getLocalProperty(_NEXT_CUTOFF) if context else None
-    if cutoff_ms is None:
-        raise CheckpointMismatch("a task ran outside a batch, so the next cutoff is not known")
-    return int(cutoff_ms)
 
 
 def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
@@ -105,7 +50,7 @@ def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHist
     )
     messages = records.mapInArrow(accepting(running_batch), from_arrow_schema(CHUNK_SCHEMA))
     return (
-        messages.unionByName(tick(spark, _next_cutoff_ms))
+        messages.unionByName(tick(spark, next_cutoff_of_task))
         .withWatermark("event_time", "0 seconds")
         # Drop the tick, which has moved the watermark by now. Spark would push a filter on another column below it.
         .where(col("event_time").isNull())

@@ -91,14 +91,14 @@ class WaitingMessages:
 class Admission:
     """Decides what one batch after the other refuses. Only the query's thread may use it."""
 
-    def __init__(self, checkpoint: Checkpoint, store: BucketTable, settings: Settings) -> None:
-        """Take the checkpoint as it is at the start of the job."""
+    def __init__(
+        self, checkpoint: Checkpoint, store: BucketTable, settings: Settings, replayed: int | None = None
+    ) -> None:
+        """Take the checkpoint as it is at the start of the job, and the number of the batch that is `replayed`."""
         self._checkpoint = checkpoint
         self._store = store
         self._settings = settings
-        planned = checkpoint.last_planned()
-        # The batch that may have run before.
-        self._replayed = None if planned == checkpoint.last_committed() else planned
+        self._replayed = replayed
         self._waiting = WaitingMessages()
         # When the table was counted last, by the monotonic clock; None: never. And how many segments it had.
         self._counted_s: float | None = None

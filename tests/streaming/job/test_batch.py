@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
 from streaming.job.lanes.lane_start import start_lanes
 from streaming.job.requests.decision import Decision
+from streaming.job.steps.report import BatchReport
 from streaming.job.watches.clock_watch import now_ms
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
@@ -80,18 +82,18 @@ def test_a_replayed_batch_chooses_the_next_cutoff_by_the_present_clock(
     """The batch was planned decades ago, by its clock."""
     before_ms = now_ms()
     runner.run(spark.createDataFrame([_output(KEPT, CUTOFF_MS, CUTOFF_MS)], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
-    cutoff_ms = int(spark.sparkContext.getLocalProperty("delayline.nextCutoff") or 0)
+    cutoff_ms = json.loads(spark.sparkContext.getLocalProperty("delayline.plan") or "")["next_cutoff_ms"]
     assert before_ms + MINUTE <= cutoff_ms <= now_ms() + MINUTE
 
 
 def test_the_clock_of_a_host_that_is_far_ahead_chooses_no_cutoff(
     spark: SparkSession, runner: BatchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark.sparkContext.setLocalProperty("delayline.nextCutoff", "")
-    monkeypatch.setattr("streaming.job.batch.now_ms", lambda: now_ms() + DAY)
+    spark.sparkContext.setLocalProperty("delayline.plan", "")
+    monkeypatch.setattr("streaming.job.steps.planning.now_ms", lambda: now_ms() + DAY)
     with pytest.raises(ClockAhead, match="this host's clock shows"):
         runner.run(spark.createDataFrame([], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
-    assert spark.sparkContext.getLocalProperty("delayline.nextCutoff") == ""
+    assert spark.sparkContext.getLocalProperty("delayline.plan") == ""
 
 
 @pytest.mark.parametrize(
@@ -112,12 +114,9 @@ def test_a_batch_counts_the_lanes_that_the_job_has_taken_over() -> None:
 
 
 def _metrics_of_a_batch(override: str) -> dict[str, Metric]:
-    runner, counts = BatchRunner.__new__(BatchRunner), JobCounts()
-    runner._settings, runner._counts = load_settings(None, [override], environ={}), counts
+    settings, counts = load_settings(None, [override], environ={}), JobCounts()
     table: Any = SimpleNamespace(buckets={}, merges=Merges(), failures={}, size=lambda: None)
-    runner._catalog = runner._maintenance = runner._ahead = table
-    claims: Any = SimpleNamespace(taken_over={0: True, 1: False})
-    runner._claims = claims
+    report = BatchReport(settings, counts, table, table, table)
     span: Any = SimpleNamespace(read_by_topic={})
-    runner._count([], span, PlannedBatch(0, 0, 0, {}), 0, Decision())
+    report.batch_done(PlannedBatch(0, 0, 0, {}), span, [], 0, Decision(), {0: True, 1: False})
     return {metric.name: metric for metric in counts.collect()}

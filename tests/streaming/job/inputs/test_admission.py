@@ -60,11 +60,6 @@ class FirstCheckpoint:
 
     written: dict[int, Refusal] = field(default_factory=dict)
 
-    def last_planned(self) -> None:
-        return None
-
-    last_committed = last_planned
-
     def write_refused(self, batch_id: int, refusal: Refusal) -> None:
         self.written[batch_id] = refusal
 

@@ -1,3 +1,5 @@
+"""What a replayed batch compares with what its first try has left."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,21 +8,22 @@ import pytest
 
 from conf.errors import CheckpointMismatch
 from state.buckets.segments import Segment
-from streaming.job.sealed.replayed_seal import SealedBatch
+from streaming.job.steps.earlier_try import EarlierTry
 
 FIRST = Segment(9, 0, 0, "9", 1_000, 2_000, 10, 500)
 SECOND = Segment(9, 0, 1, "9", 2_000, 3_000, 5, 300)
 OTHER = Segment(9, 1, 0, "9", 1_500, 1_500, 1, 50)
-SEALED = SealedBatch(7, (FIRST, SECOND, OTHER))
+EARLIER = EarlierTry(7, (FIRST, SECOND, OTHER))
 
 
 def test_a_replay_may_cut_what_it_seals_in_another_way() -> None:
-    SEALED.check(7, [OTHER, replace(FIRST, max_deliver_at_ms=3_000, count=15, bytes=700)])
+    EARLIER.check_sealed(7, [OTHER, replace(FIRST, max_deliver_at_ms=3_000, count=15, bytes=700)])
 
 
 def test_a_batch_that_has_not_sealed_is_not_compared() -> None:
-    SEALED.check(8, [])
-    SealedBatch(None, ()).check(0, [FIRST])
+    EARLIER.check_sealed(8, [])
+    EarlierTry(7).check_sealed(7, [FIRST])
+    EarlierTry().check_sealed(0, [FIRST])
 
 
 @pytest.mark.parametrize(
@@ -38,4 +41,15 @@ def test_a_replay_that_seals_other_messages_of_a_shard_than_the_first_try_is_ref
     replayed: list[Segment], words: str
 ) -> None:
     with pytest.raises(CheckpointMismatch, match=words):
-        SEALED.check(7, replayed)
+        EARLIER.check_sealed(7, replayed)
+
+
+def test_a_first_try_that_has_stored_what_follows_is_known_by_its_number() -> None:
+    earlier = EarlierTry(7, (), has_followed=True)
+    assert [earlier.has_followed_in(batch_id) for batch_id in (6, 7, 8)] == [False, True, False]
+    assert not EarlierTry(7).has_followed_in(7)
+
+
+def test_a_first_try_that_has_stored_ids_alone_has_sealed_no_message() -> None:
+    with pytest.raises(CheckpointMismatch, match="sealed no message of shard 0, but its replay seals 10 messages"):
+        EarlierTry(7, ()).check_sealed(7, [FIRST])

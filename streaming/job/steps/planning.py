@@ -1,0 +1,125 @@
+"""Planning: which records a batch reads, what it leaves out of them, and where its cutoff and the next one lie."""
+
+from __future__ import annotations
+
+from conf.errors import CutoffMismatch
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from state.checkpoint.planned_batch import PlannedBatch
+from state.checkpoint.progress import BatchSpan
+from streaming.checkpoint.recovery import Recovered
+from streaming.job.inputs.admission import Admission
+from streaming.job.lanes.claim_watch import ClaimWatch
+from streaming.job.plan import BatchPlan
+from streaming.job.sealed.prefetch_window import PrefetchWindow
+from streaming.job.watches.clock_watch import check_not_ahead, now_ms
+from streaming.monitor.job_metrics import JobCounts
+
+
+class Planner:
+    """Makes the plan of one batch after the other. Only the query's thread may use it, but for `planned`.
+
+    `planned` is the newest batch in the offset log: the running or the last one. Any thread may read it.
+    """
+
+    def __init__(
+        self,
+        state: Recovered,
+        settings: Settings,
+        lease: HeldLease,
+        claims: ClaimWatch,
+        admission: Admission,
+        window: PrefetchWindow,
+        counts: JobCounts,
+    ) -> None:
+        """Plan on from `state`, with what the batches ask."""
+        self.planned = state.planned
+        self._checkpoint = state.checkpoint
+        self._origin = state.checkpoint.origin
+        self._settings_history = state.settings_history
+        self._settings = settings
+        self._lease, self._claims, self._admission, self._window = lease, claims, admission, window
+        self._counts = counts
+        # The last batch that began here. What the log had at the start may have been changed since.
+        self._begun: PlannedBatch | None = None
+        # What this host's clock showed when the batch began, epoch ms.
+        self._present_ms = 0
+
+    def begin(self, batch_id: int) -> tuple[PlannedBatch, BatchSpan]:
+        """Return the entry of the offset log for a batch, and the batch's span.
+
+        Nothing runs by a clock that is far ahead: a start can forget such a batch. Raises ClockAhead, CutoffMismatch.
+        """
+        self.planned = planned = self._checkpoint.planned(batch_id)
+        check_not_ahead(
+            planned.clock_ms, f"the clock of batch {batch_id}", self._lease, self._settings.clock.skew_limit
+        )
+        self._present_ms = self._present(planned)
+        before, self._begun = self._begun, planned
+        return planned, self._span(planned, before)
+
+    def plan(self, span: BatchSpan) -> BatchPlan:
+        """Return the plan of the batch of `span`. Waits for the claims about its records, and records its refusals.
+
+        The next cutoff is chosen by the present clock: a replayed batch has the clock of its first try, and the one
+        after it must not be as far behind. Raises what `ClaimWatch.wait` and `Admission.refusal` do.
+        """
+        batch_settings = self._settings_history.at(span.batch_id)
+        with self._counts.timed("claims"):
+            taken = self._claims.wait(span)
+        refusal = self._admission.refusal(batch_settings, span, span.clock_ms, taken)
+        return BatchPlan(span, batch_settings, taken, refusal, self._next_cutoff(span.cutoff_ms, self._present_ms))
+
+    def is_behind(self, span: BatchSpan) -> bool:
+        """Return whether the batch of `span` leaves due messages to the next one."""
+        return span.cutoff_ms < self._present_ms
+
+    def catch_up(self) -> None:
+        """Let the first batch have a cutoff by the present clock, unless it is planned already. Spark must not run.
+
+        Spark has recorded the cutoff that the last committed batch has chosen for it, before the time without batches.
+        A batch that is planned already is replayed as it was planned, and catches up for the one after it. The first
+        batch of a checkpoint has the cutoff of the origin.
+
+        Raises ClockAhead, ApplicationHeld.
+        """
+        planned = self.planned
+        if planned is None or self._checkpoint.last_committed() != planned.batch_id:
+            return
+        cutoff_ms = self._next_cutoff(planned.cutoff_ms, self._present(planned))
+        self._lease.check_now()
+        self._checkpoint.raise_next_cutoff(planned.batch_id, cutoff_ms)
+
+    def _present(self, planned: PlannedBatch) -> int:
+        """Return what this host's clock shows (epoch ms), or showed to `planned` if it was set back since.
+
+        Raises ClockAhead.
+        """
+        present_ms = max(planned.clock_ms, now_ms())
+        check_not_ahead(present_ms, "this host's clock", self._lease, self._settings.clock.skew_limit)
+        return present_ms
+
+    def _next_cutoff(self, cutoff_ms: int, present_ms: int) -> int:
+        return self._window.next_cutoff(cutoff_ms, present_ms + self._settings.clock.horizon)
+
+    def _span(self, planned: PlannedBatch, before: PlannedBatch | None) -> BatchSpan:
+        """Return what the batch reads and its cutoffs, from the offset log alone: a replay finds the same there.
+
+        `before` is the batch that ran before it, if one did.
+        """
+        ids = self._settings_history.at(planned.batch_id).input_ids
+        if not planned.batch_id:
+            # Spark has written them before it planned the batch.
+            starts = self._checkpoint.first_offsets()
+            cutoff_ms, clock_ms = planned.cutoff_ms, planned.clock_ms
+            return BatchSpan(self._origin, 0, 0, cutoff_ms, starts, planned.offsets, ids, clock_ms=clock_ms)
+        if before is None or before.batch_id != planned.batch_id - 1:
+            before = self._checkpoint.planned(planned.batch_id - 1)
+        if planned.cutoff_ms < before.cutoff_ms:
+            raise CutoffMismatch(
+                f"batch {planned.batch_id} has cutoff {planned.cutoff_ms}, but the batch before it has "
+                f"{before.cutoff_ms}"
+            )
+        cutoffs = (before.cutoff_ms, planned.cutoff_ms)
+        offsets = (before.offsets, planned.offsets)
+        return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, before.clock_ms, planned.clock_ms)

@@ -1,0 +1,93 @@
+"""Sealing: what a batch stores in the table of sealed buckets. One commit before its output is staged, or beside that.
+
+A second commit follows what is staged, if messages repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.failpoints import failpoint
+from sinks.buckets.bucket_table import BucketTable
+from state.buckets.cancelled import cancelled_rows
+from state.buckets.operator import SEALED
+from state.buckets.segments import Segment
+from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
+from state.names import name_rows
+from streaming.checkpoint.handover import writer_of_following
+from streaming.job.plan import BatchPlan
+from streaming.job.requests.decision import Decision
+from streaming.job.sealed.look_ahead import LookAhead
+from streaming.job.steps.earlier_try import EarlierTry
+from streaming.job.steps.output import BatchOutput
+from streaming.monitor.job_metrics import JobCounts
+
+# What one task stores in little time: each task costs a seal more than few rows, also one without any.
+_SEAL_TASK_BYTES = 8 * 1024 * 1024
+_STORED = from_arrow_schema(STORED_SCHEMA)
+
+
+class Sealing:
+    """Stores what one batch after the other seals, cancels and names."""
+
+    def __init__(self, store: BucketTable, ahead: LookAhead, earlier: EarlierTry, counts: JobCounts) -> None:
+        self._store, self._ahead, self._earlier, self._counts = store, ahead, earlier, counts
+
+    @staticmethod
+    def has_work(output: BatchOutput, decision: Decision) -> bool:
+        """Return whether a batch has anything to store."""
+        return bool(output.sealed or decision.cancelled.num_rows or decision.names.num_rows)
+
+    def seal(self, plan: BatchPlan, output: BatchOutput, decision: Decision) -> None:
+        """Store what is sealed of `output`, and the ids of the decision. Any thread may call it."""
+        self._append("seal", plan, output, decision, plan.span.origin.checkpoint)
+        failpoint("sealed")
+
+    def follow(self, plan: BatchPlan, occurring: BatchOutput, names: pa.Table) -> list[Segment]:
+        """Store the occurrences that wait from now on, and their names. Return the segments, as far as they are new.
+
+        After all is handed over that the batch stages: a rebuild, which finds them, takes that for granted. A replay
+        stores nothing if its first try has: by other time zones it may find other instants.
+        """
+        if self._earlier.has_followed_in(plan.span.batch_id):
+            return []
+        if not occurring.sealed and not names.num_rows:
+            return []
+        failpoint("following")
+        writer_id = writer_of_following(plan.span.origin.checkpoint)
+        self._append("follow", plan, occurring, Decision(names=names), writer_id)
+        failpoint("followed")
+        return occurring.segments
+
+    def _append(self, step: str, plan: BatchPlan, output: BatchOutput, decision: Decision, writer_id: str) -> None:
+        as_stored = stored_rows(plan.settings.index_precision_bits)
+        tasks = 1 + sum(row["bytes"] for row in output.sealed) // _SEAL_TASK_BYTES
+        rows = output.frame.where(f"kind = '{SEALED}'").coalesce(tasks)
+        if decision.cancelled.num_rows or decision.names.num_rows:
+            as_stored = _with_ids(as_stored, decision, plan.span.bucket)
+        rows = rows.mapInArrow(as_stored, _STORED)
+        with self._counts.timed(step):
+            self._ahead.wait()
+            self._store.append(rows, writer_id, plan.span.batch_id)
+        self._ahead.begin()
+
+
+def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> ArrowFunction:
+    """Return a `mapInArrow` function whose first task adds to `as_stored` the rows of ids that a batch stores.
+
+    Spark makes rows of a table in the driver one by one, in the thread of the query.
+    """
+    cancelled, replaced, names = decision.cancelled, decision.replaced, decision.names
+
+    def run(sealed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from as_stored(sealed)
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 0:
+            yield from cancelled_rows(cancelled, bucket, replaced).to_batches()
+            yield from name_rows(names, bucket).to_batches()
+
+    return run

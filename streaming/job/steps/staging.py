@@ -1,0 +1,102 @@
+"""Staging: the writers of the shards get a batch's due messages, from its state stage and from the prefetch window."""
+
+from __future__ import annotations
+
+import logging
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.failpoints import failpoint
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.internal_topics.lease import HeldLease
+from sinks.ready_log.chunk import most_deliveries
+from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
+from sinks.ready_log.writer import HandOverPlan
+from state.buckets.operator import DUE
+from state.checkpoint.batch_settings import BatchSettings
+from state.checkpoint.progress import BatchSpan
+from state.group_keys import state_partitions
+from state.order import ORDER
+from streaming.job.plan import BatchPlan
+from streaming.job.steps.output import BatchOutput
+from streaming.monitor.job_metrics import JobCounts
+
+log = logging.getLogger(__name__)
+
+_REPORT = from_arrow_schema(REPORT_SCHEMA)
+
+
+class Staging:
+    """Hands over the due messages of one batch after the other, and remembers the writers that did."""
+
+    def __init__(self, settings: Settings, lease: HeldLease, counts: JobCounts) -> None:
+        self._settings, self._lease, self._counts = settings, lease, counts
+        self._last_writers: dict[int, str] = {}
+
+    def tasks(
+        self,
+        plan: BatchPlan,
+        output: BatchOutput,
+        occurring: BatchOutput | None,
+        loaded: list[DataFrame],
+        cancels: Cancels,
+    ) -> DataFrame | None:
+        """Return the frame that hands the batch over, or None if nothing is due. One task has all rows of a shard.
+
+        Chunks of the state stage, and of occurrences, are handed over whole. Chunks `loaded` by the window are cut to
+        the range between the batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers
+        what is asked.
+        """
+        rows = output.rows if occurring is None else [*output.rows, *occurring.rows]
+        if not loaded and not any(row["kind"] == DUE for row in rows):
+            return None
+        # Expressions as text: each column that is built in Python costs a dozen calls to Java.
+        key = ("min_deliver_at_ms AS deliver_at_ms", *ORDER[1:])
+        whole = ("CAST(NULL AS bigint) AS from_ms", "CAST(NULL AS bigint) AS until_ms")
+        own = output.frame if occurring is None else output.frame.union(occurring.frame)
+        due = own.where(f"kind = '{DUE}'").selectExpr("shard", *key, *whole, "chunk")
+        if loaded:
+            from_ms = f"{plan.span.previous_ms}L AS from_ms"
+            sealed = (piece.selectExpr("shard", *ORDER, from_ms, "until_ms", "chunk") for piece in loaded)
+            due = reduce(DataFrame.union, sealed, due)
+        if loaded or occurring is not None or output.is_spread:
+            due = _by_shard(due, plan.settings)
+        # Otherwise each partition has all rows of its shards already: those of its state.
+        ordered = due.sortWithinPartitions("shard", *ORDER)
+        return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(plan.span), cancels), _REPORT)
+
+    def run(self, tasks: DataFrame) -> None:
+        """Hand over. Any thread may call it."""
+        with self._counts.timed("hand-over"):
+            writers = {report["shard"]: report["writer"] for report in tasks.collect()}
+        if opened := sorted(shard for shard, writer in writers.items() if self._last_writers.get(shard) != writer):
+            log.info("opened writers for shards %s of the %d that staged messages", opened, len(writers))
+        self._last_writers.update(writers)
+        failpoint("handed-over")
+
+    def _hand_over_plan(self, span: BatchSpan) -> HandOverPlan:
+        return HandOverPlan(
+            application_id=self._settings.application_id,
+            batch=span,
+            clock_ms=span.clock_ms,
+            progress_topic=self._settings.progress_topic,
+            ready_topic=self._settings.ready_topic,
+            lease_topic=self._settings.lease_topic,
+            fencing_token=self._lease.fencing_token,
+            transaction_timeout_ms=self._settings.release.transaction_timeout,
+            outage_limit_ms=self._settings.kafka.outage_limit,
+            tolerates_input_loss=self._settings.topics.skip_expired,
+            options=librdkafka_options(self._settings.kafka),
+            last_writers=self._last_writers,
+            most_deliveries=most_deliveries(self._settings.limits.max_message_bytes),
+        )
+
+
+def _by_shard(due: DataFrame, batch_settings: BatchSettings) -> DataFrame:
+    """Return the rows of `due`, with those of each shard in one partition, as in the state stage."""
+    keys = ", ".join(map(str, batch_settings.shard_keys))
+    return due.repartition(state_partitions(batch_settings.shards), expr(f"array({keys})[shard]"))
