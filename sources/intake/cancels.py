@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import BadCancel, BadDeliverNow, Rejected
-from sources.intake.header_columns import Headers, Rejections, only
+from sources.intake.header_columns import Headers, Rejections, column_of
 from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, REPLACES_HEADER
 from state.header_values import header_text
 from state.message_ids import id_text, parse_id
@@ -53,10 +53,7 @@ def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, re
 
     Null without the header; null and a rejection with `error` for one that is not usable.
     """
-    all_rows, all_values = headers.named(name)
-    counts = np.bincount(all_rows, minlength=count)
-    rejections.reject(np.flatnonzero(counts > 1), error(f"a message may have one {name} header"))
-    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
+    rows, values = headers.single(name, error, rejections)
     # Nearly all are written as they are kept.
     is_plain = np.asarray(pc.match_substring_regex(values, _PLAIN_ID).fill_null(False))
     parsed: list[bytes | None] = []
@@ -67,6 +64,4 @@ def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, re
             parsed.append(None)
             rejections.reject(np.array([row]), error(f"{name} names a message: {problem}"))
     ids = pa.concat_arrays([values.filter(pa.array(is_plain)), pa.array(parsed, pa.binary())])
-    places = np.full(count, -1, dtype=np.int64)
-    places[np.concatenate([rows[is_plain], rows[~is_plain]])] = np.arange(len(ids))
-    return ids.take(pa.array(places, mask=places < 0))
+    return column_of(np.concatenate([rows[is_plain], rows[~is_plain]]), ids, count)

@@ -5,20 +5,14 @@ What expires later, while it waits, is found by the release (`sinks.release.expi
 
 from __future__ import annotations
 
-import numpy as np
-
 from conf.errors import BadExpiry, Expired
-from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
+from sources.intake.header_columns import Headers, Ints, Rejections, parse_distinct
 from state.header_values import header_text, parse_instant
 
 
 def check_expiry(headers: Headers, name: str, deliver_at: Ints, rejections: Rejections) -> None:
     """Reject the rows whose header `name` cannot be read, or names an instant before `deliver_at` (epoch ms)."""
-    all_rows, all_values = headers.named(name)
-    if not len(all_rows):
-        return
-    counts = np.bincount(all_rows, minlength=len(deliver_at))
-    rejections.reject(np.flatnonzero(counts > 1), BadExpiry(f"a message may have one {name} header"))
+    rows, values = headers.single(name, BadExpiry, rejections)
 
     def instant_of(value: bytes | None) -> int:
         try:
@@ -26,7 +20,5 @@ def check_expiry(headers: Headers, name: str, deliver_at: Ints, rejections: Reje
         except ValueError as problem:
             raise BadExpiry(f"{name} is epoch ms or ISO-8601 with an offset: {problem}") from None
 
-    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
-    if len(rows):
-        instants = parse_distinct(rows, values, instant_of, rejections)
-        rejections.reject(rows[instants < deliver_at[rows]], Expired(f"by its {name} it expires before it is due"))
+    instants = parse_distinct(rows, values, instant_of, rejections)
+    rejections.reject(rows[instants < deliver_at[rows]], Expired(f"by its {name} it expires before it is due"))

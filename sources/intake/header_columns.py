@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import Rejected
+from conf.errors import Rejected, quoted
+from state.header_values import header_text
 from state.message import HEADERS
 
 Ints = npt.NDArray[np.int64]
@@ -49,6 +50,16 @@ class Headers:
         mask = pc.equal(self.keys, name)
         return self.rows[np.asarray(mask.fill_null(False))], self.values.filter(mask)
 
+    def single(self, name: str, error: type[Rejected], rejections: Rejections) -> tuple[Ints, pa.Array]:
+        """Return the same of records that have one such header. Those that have several are rejected with `error`."""
+        rows, values = self.named(name)
+        # The rows ascend.
+        several = rows[1:][rows[1:] == rows[:-1]]
+        if not len(several):
+            return rows, values
+        rejections.reject(several, error(f"a message may have one {name} header"))
+        return only(~np.isin(rows, several), rows, values)
+
 
 def flatten(headers: pa.Array) -> Headers:
     flat = headers.flatten()
@@ -66,6 +77,13 @@ def only(mask: npt.NDArray[np.bool_], rows: Ints, values: pa.Array) -> tuple[Int
     return (rows, values) if mask.all() else (rows[mask], values.filter(pa.array(mask)))
 
 
+def column_of(rows: Ints, values: pa.Array, count: int) -> pa.Array:
+    """Return a column of `count` rows that has each of `values` in its row, and null in all others."""
+    places = np.full(count, -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    return values.take(pa.array(places, mask=places < 0))
+
+
 def without_headers(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Array:
     """Return the lists of `headers`, in the rows `own` without those with one of `names`."""
     lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
@@ -77,6 +95,17 @@ def without_headers(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Ar
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     left = flat.filter(pa.array(~leaves))
     return pa.ListArray.from_arrays(pa.array(offsets), left, mask=headers.is_null()).cast(HEADERS)
+
+
+def parse_choice(name: str, choices: Sequence[str], error: type[Rejected], value: bytes | None) -> int:
+    """Return which of `choices` the value of a header `name` is. Raises `error`."""
+    try:
+        text = header_text(value)
+        if text not in choices:
+            raise ValueError(f"it is {quoted(text)}")
+    except ValueError as problem:
+        raise error(f"{name} is {' or '.join(choices)}: {problem}") from None
+    return choices.index(text)
 
 
 def parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:

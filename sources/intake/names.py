@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadName, Rejected, quoted
+from conf.errors import BadName, Rejected
 from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header
-from sources.intake.header_columns import Headers, Rejections, one_array, only
+from sources.intake.header_columns import Headers, Rejections, column_of, one_array, parse_choice, parse_distinct
 from sources.intake.presets import name_messages
 from state.cancel import ALWAYS, DELIVER_NOW_HEADER, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
-from state.header_values import header_text
 from state.kinds import is_message, repeats
 from state.names import (
     ANSWER_HEADER,
@@ -141,22 +142,11 @@ def _conditions(topics: pa.ChunkedArray, batch_settings: BatchSettings) -> pa.Ar
 
 def _check_answers(headers: Headers, names: pa.Array, rejections: Rejections) -> None:
     """Reject the records that want an answer and have no name, or say so in another way than by "true"."""
-    rows, values = headers.named(ANSWER_HEADER)
-    if not len(rows):
-        return
-    counts = np.bincount(rows, minlength=len(names))
-    rejections.reject(np.flatnonzero(counts > 1), BadName(f"a message may have one {ANSWER_HEADER} header"))
+    rows, values = headers.single(ANSWER_HEADER, BadName, rejections)
     has_none = np.asarray(pc.is_null(names))[rows]
     unnamed = BadName(f"{ANSWER_HEADER} has no meaning on a message without a name: nothing is decided about it")
     rejections.reject(rows[has_none], unnamed)
-    rows, values = only(~np.asarray(pc.equal(values, b"true").fill_null(False)), rows, values)
-    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
-        try:
-            text = header_text(value)
-            if text != "true":
-                raise ValueError(f"it is {quoted(text)}")
-        except ValueError as problem:
-            rejections.reject(np.array([row]), BadName(f"{ANSWER_HEADER} is true, or is not there: {problem}"))
+    parse_distinct(rows, values, partial(parse_choice, ANSWER_HEADER, ("true",), BadName), rejections)
 
 
 def _hashes(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
@@ -165,15 +155,8 @@ def _hashes(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
 
 
 def _in_header(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:
-    all_rows, all_values = headers.named(name)
-    if not len(all_rows):
-        return pa.nulls(count, pa.binary())
-    counts = np.bincount(all_rows, minlength=count)
-    rejections.reject(np.flatnonzero(counts > 1), error(f"a message may have one {name} header"))
-    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
+    rows, values = headers.single(name, error, rejections)
     lengths = np.asarray(pc.binary_length(values).fill_null(0))
     is_wrong = (lengths == 0) | (lengths > MOST_NAME_BYTES)
     rejections.reject(rows[is_wrong], error(f"{name} has 1 to {MOST_NAME_BYTES} bytes"))
-    places = np.full(count, -1, dtype=np.int64)
-    places[rows[~is_wrong]] = np.flatnonzero(~is_wrong)
-    return values.cast(pa.binary()).take(pa.array(places, mask=places < 0))
+    return column_of(rows[~is_wrong], values.filter(pa.array(~is_wrong)).cast(pa.binary()), count)

@@ -164,9 +164,7 @@ def parse_schedule(values: Mapping[str, bytes | None]) -> Schedule:
 def _own(found: Repeats, headers: Headers, policy: DelayPolicy, rejections: Rejections) -> None:
     values: dict[int, dict[str, bytes | None]] = {}
     for name in REPEAT_HEADERS:
-        rows, contents = headers.named(name)
-        counts = np.bincount(rows, minlength=found.count)
-        rejections.reject(np.flatnonzero(counts > 1), BadRepeat(f"a message may have one {name} header"))
+        rows, contents = headers.single(name, BadRepeat, rejections)
         for row, value in zip(rows.tolist(), contents.to_pylist(), strict=True):
             values.setdefault(row, {})[name] = value
     known: dict[tuple[tuple[str, bytes | None], ...], Schedule | Rejected] = {}

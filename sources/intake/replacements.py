@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadReplaces, quoted
+from conf.errors import BadReplaces
 from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header, ids_named
-from sources.intake.header_columns import Headers, Rejections, flatten, one_array, only
-from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, WAITING, ask_table
+from sources.intake.header_columns import Headers, Rejections, flatten, one_array, parse_choice, parse_distinct
+from state.cancel import CONDITION_HEADER, CONDITIONS, OPERATOR_HEADER, REPLACES_HEADER, ask_table
 from state.checkpoint.batch_settings import BatchSettings
-from state.header_values import header_text
 from state.kinds import is_message, repeats
 from state.message import HEADERS
 from state.message_ids import ids_from_texts
@@ -50,30 +51,21 @@ def with_replacements(accepted: Accepted, batch_settings: BatchSettings, clock_m
     own = messages.take(pa.array(rows))
     headers, none = flatten(one_array(own.column("headers").cast(HEADERS))), Rejections()
     keys = ids_named(headers, REPLACES_HEADER, BadReplaces, own.num_rows, none)
-    conditions = pa.array(_conditions(headers, own.num_rows, none), pa.string())
+    conditions = _conditions(headers, own.num_rows, none)
     requests = request_rows(own, keys, batch_settings, clock_ms)
     asks = ask_table(requests, conditions=conditions, dues_ms=own.column("deliver_at_ms"), repeating=repeats(own))
     cleaned = accepted.without_headers(rows, (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER))
     return cleaned.with_requests(requests, asks)
 
 
-def _conditions(headers: Headers, count: int, rejections: Rejections) -> list[str]:
+def _conditions(headers: Headers, count: int, rejections: Rejections) -> pa.Array:
     """Return the condition of each record that replaces another: the default where it has none or a rejected one."""
-    conditions = [WAITING] * count
     replacing, _ = headers.named(REPLACES_HEADER)
-    all_rows, all_values = headers.named(CONDITION_HEADER)
-    all_rows, all_values = only(np.isin(all_rows, replacing), all_rows, all_values)
-    counts = np.bincount(all_rows, minlength=count)
-    rejections.reject(np.flatnonzero(counts > 1), BadReplaces(f"a message may have one {CONDITION_HEADER} header"))
-    rows, values = only((counts == 1)[all_rows], all_rows, all_values)
-    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
-        try:
-            text = header_text(value)
-            if text not in CONDITIONS:
-                raise ValueError(f"it is {quoted(text)}")
-            conditions[row] = text
-        except ValueError as problem:
-            rejections.reject(
-                np.array([row]), BadReplaces(f"{CONDITION_HEADER} is {' or '.join(CONDITIONS)}: {problem}")
-            )
-    return conditions
+    # On other records, the header says nothing.
+    own = np.isin(headers.rows, replacing)
+    headers = Headers(headers.rows[own], *(each.filter(pa.array(own)) for each in (headers.keys, headers.values)))
+    rows, values = headers.single(CONDITION_HEADER, BadReplaces, rejections)
+    parse = partial(parse_choice, CONDITION_HEADER, CONDITIONS, BadReplaces)
+    conditions = np.zeros(count, dtype=np.int64)
+    conditions[rows] = parse_distinct(rows, values, parse, rejections)
+    return pa.array(CONDITIONS).take(pa.array(conditions))
