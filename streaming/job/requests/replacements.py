@@ -9,7 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
-from state.cancel import ALWAYS, NONE_REPLACED, Ask, MessageId, asks_of, first_delivered, own_ids, replacement_ids
+from state.cancel import (
+    ALWAYS,
+    NONE_REPLACED,
+    WAITING,
+    Ask,
+    MessageId,
+    asks_of,
+    first_delivered,
+    own_ids,
+    replacement_ids,
+)
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 
 
@@ -65,7 +75,7 @@ def accepted_replacements(
     asks: Iterable[Ask],
     cancelled: Collection[MessageId],
     replaced: Mapping[MessageId, MessageId] = NONE_REPLACED,
-    dropped: Iterable[MessageId] = (),
+    dropped: Collection[MessageId] = (),
 ) -> set[MessageId]:
     """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
 
@@ -74,31 +84,21 @@ def accepted_replacements(
     are `dropped` have no asks here, and are not accepted.
 
     A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of the
-    same batch, it must have been accepted itself.
+    same batch, it must have been accepted itself: round a circle, nobody is.
     """
-    in_order = sorted(asks, key=lambda ask: ask.id)
+    every = list(asks)
+    conditions = {ask.id: ask.condition for ask in every if ask.condition is not None}
+    accepted = {own for own, condition in conditions.items() if condition == ALWAYS}
     # What the batch has taken out is there: another message may have the id, of a topic that was made anew.
-    first = {**replaced, **_first_asks(in_order, cancelled)}
-    replacements = {ask.id: ask for ask in in_order if ask.condition is not None}
-    accepted = dict.fromkeys(dropped, False)
-    for start in replacements:
-        # What a replacement depends on is followed to where it is known; round a circle nobody is accepted.
-        chain: list[MessageId] = []
-        at, known = start, True
-        while at in replacements and at not in accepted:
-            chain.append(at)
-            # In case that the chain comes back.
-            accepted[at] = False
-            ask = replacements[at]
-            if ask.condition == ALWAYS or first.get(ask.asked) != at:
-                known = ask.condition == ALWAYS
-                accepted[chain.pop()] = known
-                break
-            at = ask.asked
-        else:
-            known = accepted.get(at, True)
-        accepted |= dict.fromkeys(chain, known)
-    return {each for each, was in accepted.items() if was}
+    first = {**replaced, **_first_asks(every, cancelled)}
+    left = {asked: own for asked, own in first.items() if conditions.get(own) == WAITING}
+    accepted_before = (asked for asked in left if asked not in conditions and asked not in dropped)
+    rest = [*accepted, *accepted_before]
+    while rest:
+        if (own := left.pop(rest.pop(), None)) is not None:
+            accepted.add(own)
+            rest.append(own)
+    return accepted
 
 
 def replaced_by(
@@ -113,14 +113,13 @@ def replaced_by(
     by_id = {ask.id for ask in every if ask.condition is not None and ask.name is None and ask.id in accepted}
     if not by_id:
         return {}
-    first = _first_asks(sorted(every, key=lambda ask: ask.id), cancelled)
-    return {asked: own for asked, own in first.items() if own in by_id}
+    return {asked: own for asked, own in _first_asks(every, cancelled).items() if own in by_id}
 
 
-def _first_asks(in_order: Iterable[Ask], cancelled: Collection[MessageId]) -> dict[MessageId, MessageId]:
-    """Return the first ask for each message that is `cancelled`, by the message's id."""
+def _first_asks(asks: Iterable[Ask], cancelled: Collection[MessageId]) -> dict[MessageId, MessageId]:
+    """Return the ask with the lowest id for each message that is `cancelled`, by the message's id."""
     first: dict[MessageId, MessageId] = {}
-    for ask in in_order:
+    for ask in asks:
         if ask.asked in cancelled:
-            first.setdefault(ask.asked, ask.id)
+            first[ask.asked] = min(ask.id, first.get(ask.asked, ask.id))
     return first
