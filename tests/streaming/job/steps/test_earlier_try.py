@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from conf.errors import CheckpointMismatch
+from state.buckets.parts import following_part, sealed_part
 from state.buckets.segments import Segment
-from streaming.job.steps.earlier_try import EarlierTry
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.planned_batch import PlannedBatch
+from streaming.checkpoint.handover import writer_of_following
+from streaming.job.steps.earlier_try import EarlierTry, earlier_try
 
 FIRST = Segment(9, 0, 0, "9", 1_000, 2_000, 10, 500)
 SECOND = Segment(9, 0, 1, "9", 2_000, 3_000, 5, 300)
 OTHER = Segment(9, 1, 0, "9", 1_500, 1_500, 1, 50)
+STORED = tuple(replace(each, part=sealed_part(9)) for each in (FIRST, OTHER))
 EARLIER = EarlierTry(7, (FIRST, SECOND, OTHER))
 
 
@@ -53,3 +60,37 @@ def test_a_first_try_that_has_stored_what_follows_is_known_by_its_number() -> No
 def test_a_first_try_that_has_stored_ids_alone_has_sealed_no_message() -> None:
     with pytest.raises(CheckpointMismatch, match="sealed no message of shard 0, but its replay seals 10 messages"):
         EarlierTry(7, ()).check_sealed(7, [FIRST])
+
+
+def recovered(committed: int | None, sealed_by: int | None, followed_by: int | None, planned: int = 7) -> Any:
+    """What a start finds whose newest planned batch is `planned`, and the last one to do each of the others."""
+    origin = CheckpointOrigin("c", 1, 1, first_bucket=2)
+    newest = {"c": sealed_by, writer_of_following("c"): followed_by}
+    following = replace(FIRST, segment=9, part=following_part(9))
+    return SimpleNamespace(
+        planned=PlannedBatch(planned, 0, 0, {}),
+        checkpoint=SimpleNamespace(origin=origin, last_committed=lambda: committed),
+        store=SimpleNamespace(newest_of=newest.get),
+        catalog=SimpleNamespace(buckets={9: (*STORED, following), 8: (SECOND,)}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        (recovered(7, 7, 7), EarlierTry()),
+        (recovered(6, 6, 5), EarlierTry(7)),
+        (recovered(6, 7, None), EarlierTry(7, STORED)),
+        (recovered(6, 7, 7), EarlierTry(7, STORED, has_followed=True)),
+        (recovered(None, 0, None, planned=0), EarlierTry(0, ())),
+    ],
+    ids=["committed", "nothing stored", "sealed", "all stored", "only ids stored"],
+)
+def test_what_an_earlier_try_has_left_is_found_by_the_commits_of_the_table(state: Any, found: EarlierTry) -> None:
+    assert earlier_try(state) == found
+
+
+def test_before_the_first_batch_is_planned_there_is_no_earlier_try() -> None:
+    state = recovered(None, None, None)
+    state.planned = None
+    assert earlier_try(state) == EarlierTry()
