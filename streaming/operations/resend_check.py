@@ -14,6 +14,9 @@ from sources.intake.accept import accept
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import HEADERS
 
+# The records get offsets above all that their topics have: a replacement names an earlier message.
+_FIRST_OFFSET = 2**62
+
 
 def refusals(
     records: Sequence[Outgoing], batch_settings: BatchSettings, expiry: Expiry, clock_ms: int
@@ -45,7 +48,7 @@ def _table(records: Sequence[Outgoing]) -> pa.Table:
             "headers": pa.array(headers, HEADERS),
             "topic": pa.array([record.topic for record in records]),
             "partition": pa.array([record.partition or 0 for record in records], pa.int32()),
-            "offset": pa.array(range(len(records)), pa.int64()),
+            "offset": pa.array(range(_FIRST_OFFSET, _FIRST_OFFSET + len(records)), pa.int64()),
             "timestamp_ms": pa.array([record.timestamp_ms for record in records], pa.int64()),
         }
     )
