@@ -16,6 +16,7 @@ from conf.kafka.clients import check_clients
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from streaming.spark.session import open_session
+from streaming.storage.owner import claim_storage
 
 # How long Java may take to end after it has closed its connections.
 _END_S = 10.0
@@ -32,8 +33,8 @@ def exclusive_session(
 
     The two steps run at the same time, because after a crash each of them takes seconds. `options` are Spark options
     that override all others. `on_claimed` is called with the lease while Spark starts. Raises ApplicationHeld if
-    another process has the lease, BrokerUnreachable, the errors of `check_clients`, and QueryFailed if Java ends
-    within the context.
+    another process has the lease, BrokerUnreachable, the errors of `check_clients` and `claim_storage`, and QueryFailed
+    if Java ends within the context.
     """
     check_clients(settings)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="claim") as claimer, ExitStack() as stack:
@@ -43,7 +44,10 @@ def exclusive_session(
         stack.enter_context(_end_of_java_named())
         spark = open_session(settings, options)
         stack.callback(spark.stop)
-        yield spark, claiming.result()
+        lease = claiming.result()
+        # Before the first step of any command: the lease guards this application's storage alone.
+        claim_storage(spark, settings)
+        yield spark, lease
 
 
 @contextmanager

@@ -2,6 +2,6 @@
 
 It reads and writes no message.
 
-Read `paths`, `folder` (small files on any file system), `guarded_log` (the table's log on S3), `checks`, `failures`
-(from Spark's error text to a Delayline error), `unreadable_bucket`.
+Read `paths`, `folder` (small files on any file system), `owner` (whose storage it is), `guarded_log` (the table's log
+on S3), `checks`, `failures` (from Spark's error text to a Delayline error), `unreadable_bucket`.
 """

@@ -140,3 +140,23 @@ def test_run_fresh_delivers_the_input_again_and_run_alone_does_not(
     job.run_until(lambda: assert_eventually(lambda: delivery_counts() == {2}, 60), "--fresh")
     # The ledger would report the duplicates.
     ledger.close()
+
+
+def test_no_command_of_another_application_changes_the_storage(application: Application, make_job: MakeJob) -> None:
+    job, ledger = make_job()
+    _publish(ledger, application, 40, 12_000, 20_000)
+    _accept_all(job, ledger, application)
+    storage = application.checkpoint.parent
+    before = {path: path.read_bytes() for path in storage.rglob("*") if path.is_file()}
+    job.overrides.append(f"application_id={application.id}-renamed")
+    assert job.command("topics", "create").exit_code == 0
+    refusal = f"belongs to application {application.id}, but application_id is {application.id}-renamed"
+    assert refusal in job.failure()
+    for command in (("rescale", "--shards", "3"), ("rebuild", "--discard-checkpoint"), ("repair",)):
+        refused = job.command(*command)
+        assert (refused.exit_code, refusal in refused.stderr) == (1, True), refused.output
+    assert {path: path.read_bytes() for path in storage.rglob("*") if path.is_file()} == before
+
+    job.overrides.pop()
+    job.run_until(lambda: ledger.wait_for_all(60))
+    ledger.verify()
