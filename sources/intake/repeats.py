@@ -189,18 +189,21 @@ def _of_preset(
         for row, value in zip(rows.tolist(), contents.to_pylist(), strict=True):
             if row not in found.schedules:
                 values.setdefault(row, {})[name] = value
+    known: dict[tuple[tuple[str, bytes | None], ...], Schedule | Rejected | None] = {}
     for row, own in values.items():
         if row in rejections.errors:
             continue
-        try:
-            schedule = repeat.parse(own)
-            if schedule is None:
-                continue
-            _add(found, row, _allowed(schedule, policy), rejections)
-        except ValueError as problem:
-            rejections.reject(np.array([row]), BadRepeat(f"a schedule of {preset.name}: {problem}"))
-        except Rejected as error:
-            rejections.reject(np.array([row]), error)
+        key = tuple(own.items())
+        if key not in known:
+            try:
+                schedule = repeat.parse(own)
+                known[key] = None if schedule is None else _allowed(schedule, policy)
+            except ValueError as problem:
+                known[key] = BadRepeat(f"a schedule of {preset.name}: {problem}")
+            except Rejected as error:
+                known[key] = error
+        if (outcome := known[key]) is not None:
+            _add(found, row, outcome, rejections)
     found.left_out = (*found.left_out, *repeat.headers)
 
 

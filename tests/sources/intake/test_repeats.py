@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sources.intake import presets as presets_module
 from sources.intake.accept import accept
 from sources.intake.near import accept_near
+from sources.intake.preset_headers import Repeat
 from state.cancel import ALWAYS, asks_of
 from state.checkpoint.batch_settings import DelayPolicy
 from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
@@ -195,6 +199,28 @@ def test_schedules_of_other_schedulers_are_followed(
 )
 def test_schedules_of_others_that_cannot_be_followed(pairs: list[tuple[str, bytes]], code: str) -> None:
     assert accepted(*pairs, presets={TOPIC: ("nats", "activemq")})["error_code"] == code
+
+
+def test_each_schedule_of_others_is_read_once_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes | None] = []
+    nats = presets_module._BY_NAME["nats"]
+    assert nats.repeat is not None
+    parse = nats.repeat.parse
+
+    def counted(values: Mapping[str, bytes | None]) -> Schedule | None:
+        read.append(values["Nats-Schedule"])
+        return parse(values)
+
+    counting = replace(nats, repeat=Repeat(nats.repeat.headers, counted))
+    monkeypatch.setitem(presets_module._BY_NAME, "nats", counting)
+    schedules = [b"@every 10m", b"0 0 0 */29 2 1#5", b"@every 1ms", b"@at 2027-01-01T00:00:00Z"]
+    rows = [
+        {"timestamp_ms": WRITTEN_MS, "offset": n, "headers": headers(("Nats-Schedule", schedules[n % 4]))}
+        for n in range(40)
+    ]
+    found = accept(records(rows), settings(presets={TOPIC: ("nats",)}), CLOCK_MS).messages.slice(0, 40)
+    assert sorted(each or b"" for each in read) == sorted(schedules)
+    assert found.column("error_code").to_pylist() == [None, "bad-repeat", "bad-repeat", None] * 10
 
 
 def test_other_schedules_are_what_they_were() -> None:

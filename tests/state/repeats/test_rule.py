@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ZoneMissing
-from state.repeats.rule import Rule, parse_rule
+from state.repeats.rule import Rule, _comes, parse_rule
 from state.repeats.zones import zone_named, zone_names
 from streaming.judge.schedules import instants_of
 
@@ -134,6 +134,14 @@ def test_shortest_time_between_two(text: str, least_s: int) -> None:
 def test_what_is_no_rule_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011, each says something else
         parse_rule(text)
+
+
+def test_an_expression_that_never_comes_is_searched_for_once() -> None:
+    before = _comes.cache_info().misses
+    for text in ("0 0 */29 2 1#5", "0 0 */29 2 1#5", "5 3 */29 2 1#5", "0-30 5  3 */29 2 1#5"):
+        with pytest.raises(ValueError, match=r"never comes"):
+            parse_rule(text)
+    assert _comes.cache_info().misses == before + 1
 
 
 @given(st.text(max_size=60) | st.from_regex(r"[0-9*,/#LW-]{1,6}( [0-9*,/#LWA-Z-]{1,6}){4,5}", fullmatch=True))
