@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import KafkaException, Producer
 
@@ -19,12 +20,14 @@ from conf.kafka.rights import init_transactions, is_refusal, right_missing
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
+from sinks.topics.partitions import partition_counts
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 
 log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 60.0
+_MARKERS_AT_A_TIME = 16
 
 
 def marker_key(shard: int) -> bytes:
@@ -97,3 +100,14 @@ def read_progress(options: Mapping[str, str], topic: str, shard: int, after_fenc
     """
     value = newest_value(options, topic, shard, after_fencing)
     return None if value is None else Progress.from_bytes(value)
+
+
+def read_markers(settings: Settings) -> list[Progress | None]:
+    """Return the last marker in each partition of the progress topic; None for a partition without one.
+
+    The topic has at least one partition for each shard.
+    """
+    options, topic = librdkafka_options(settings.kafka), settings.progress_topic
+    partitions = partition_counts(settings, [topic]).get(topic, 0)
+    with ThreadPoolExecutor(max_workers=_MARKERS_AT_A_TIME) as threads:
+        return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))

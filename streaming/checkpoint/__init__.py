@@ -2,9 +2,9 @@
 
 The values in these files are in `state.checkpoint`.
 
-Read `checkpoint`, `logs` (Spark's two), `current` (which checkpoint it is), `recovery` (what a start goes on from),
-`recreated_inputs` (input topics that were deleted and created again), `handover` (one checkpoint follows another),
-`mutable_buckets` (what the state has after a batch).
+Read `checkpoint`, `logs` (Spark's two), `current` (which checkpoint it is), `recovery` (where a start continues),
+`beginning` (of a new checkpoint), `refusals` (of an older one), `recreated_inputs` (input topics that were deleted and
+created again), `handover` (one checkpoint follows another), `mutable_buckets` (what the state has after a batch).
 
 A checkpoint begins with its origin (`state.checkpoint.origin`): its id and generation, the number of shards, the input
 offsets and the cutoff at which it takes over, and the number of its first bucket, so that checkpoints never share

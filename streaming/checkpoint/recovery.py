@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CheckpointMismatch, UsageError
 from conf.instants import instant_and_ms
-from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import announce_origin, read_progress, restore_markers
-from sinks.internal_topics.recalled_writer import RecalledWriter
-from sinks.lanes.terms import failure_of, read_terms
+from sinks.internal_topics.progress import read_markers, restore_markers
 from sinks.topics.limits import dead_letter_bytes
 from sinks.topics.partitions import offered_topics, partition_counts
 from sinks.topics.topic_ids import input_ids
@@ -32,23 +25,18 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
 from state.checkpoint.handed_over import restored_marker
-from state.checkpoint.input_ids import recreated, unread_topics, with_offsets, with_present
+from state.checkpoint.input_ids import unread_topics, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
-from state.checkpoint.progress import Progress, refuse_older
+from state.checkpoint.progress import Progress
 from state.group_keys import shard_keys
-from state.recalled import KnownFrom
+from streaming.checkpoint.beginning import begin
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.current import current_checkpoint, newest_generation
+from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
     newest_sealed,
-    rest_bucket,
-    writer_of_following,
-    writer_of_input,
-    writer_of_state,
 )
-from streaming.checkpoint.recreated_inputs import recreated_inputs
-from streaming.storage.failures import CHECKPOINT_REMEDY
+from streaming.checkpoint.refusals import refuse_lost_plan, refuse_older_checkpoint
 from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
 
@@ -56,7 +44,6 @@ log = logging.getLogger(__name__)
 
 # Spark's Kafka source reads this offset as "from the first record on".
 _EARLIEST = -2
-_MARKERS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
@@ -124,7 +111,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         checkpoint.forget_planned(planned)
         planned = checkpoint.last_planned()
     if planned is None:
-        _begin(spark, settings, checkpoint, store, markers, fresh, lease)
+        begin(spark, settings, checkpoint, store, markers, fresh, lease)
     if checkpoint.is_retired():
         raise CheckpointMismatch(
             f"`delayline rescale` was replacing {checkpoint.path} and was interrupted. Run it again"
@@ -145,7 +132,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint, and restore markers.
     refuse_lost_plan(checkpoint, store, planned)
-    _refuse_older(checkpoint, store, markers, planned)
+    refuse_older_checkpoint(checkpoint, store, markers, planned)
     last = None if committed is None else checkpoint.planned(committed)
     if planned is not None and (lost := [shard for shard in range(origin.shards) if markers[shard] is None]):
         log.warning("shards %s have no marker: writing one for the last committed batch, %s", lost, committed)
@@ -210,175 +197,6 @@ def _has_left_something(
     own = checkpoint.origin.checkpoint
     handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
     return handed_over or (store.exists() and newest_sealed(store, own) == planned)
-
-
-def _begin(
-    spark: SparkSession,
-    settings: Settings,
-    checkpoint: Checkpoint,
-    store: BucketTable,
-    markers: list[Progress | None],
-    fresh: bool,
-    lease: HeldLease,
-) -> None:
-    """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
-
-    Raises CheckpointMismatch if a second beginning is refused.
-    """
-    if not checkpoint.is_initialized():
-        # Before the fence too: behind it, neither the earlier checkpoint nor a rebuild of it can go on.
-        _refuse_second_beginning(checkpoint, store, markers, fresh)
-        if fresh:
-            _fence_earlier(store, markers)
-            _refuse_second_beginning(checkpoint, store, markers, fresh)
-        if fresh and store.exists():
-            # The new checkpoint reads the asks for them again, and those that have names, as all other records.
-            store.delete({kind.partition(bucket) for kind in IdRows for bucket in store.id_partitions(kind)})
-        # Above the pointers too: the progress topic may be lost, and a handover writes a pointer of its generation.
-        generation = 1 + max(_generation(markers), newest_generation(spark, settings))
-        ids = with_present({}, input_ids(settings))
-        terms = read_terms(settings, librdkafka_options(settings.kafka))
-        # What forwarders of a new application have taken by now is delivered, unless all is delivered again.
-        known_from = _known_from(settings)
-        known = [marker.batch.origin.epoch for marker in markers if marker is not None]
-        known += [each.epoch for each in (terms, known_from) if each is not None]
-        epoch = max(1, max(known, default=0) + fresh)
-        origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids, epoch=epoch)
-    else:
-        origin = checkpoint.origin
-    checkpoint.initialize(origin)
-    if _generation(markers) < origin.generation:
-        announce_origin(settings, origin, lease.check_now)
-    _begin_with_present_inputs(settings, checkpoint, markers, lease)
-
-
-def _known_from(settings: Settings) -> KnownFrom | None:
-    """Return what the recalled topic says. Raises BrokerUnreachable, DeliveryFailed, RightMissing."""
-    try:
-        with closing(RecalledWriter(settings)) as writer:
-            return writer.known_from
-    except KafkaException as problem:
-        raise failure_of(problem, f"cannot read {settings.recalled_topic}") from problem
-
-
-def _begin_with_present_inputs(
-    settings: Settings, checkpoint: Checkpoint, markers: Iterable[Progress | None], lease: HeldLease
-) -> None:
-    """Let a checkpoint without a batch begin with the present input topics.
-
-    Raises CheckpointMismatch if the checkpoint before has read one that was created again, without
-    `topics.skip_expired`; and if the checkpoint has a marker of a batch.
-    """
-    origin, present = checkpoint.origin, input_ids(settings)
-    unread = unread_topics(origin.input_ids, origin.offsets)
-    recreated_inputs(settings, origin.input_ids, unread)
-    topics = recreated(origin.input_ids, present)
-    offsets, ids = with_offsets(origin.offsets, topics, {}), with_present(origin.input_ids, present, unread)
-    begun = replace(origin, offsets=offsets, input_ids=ids)
-    if begun != origin:
-        # Without its log, a checkpoint that has run looks like one without a batch. Its markers must stay.
-        for marker in filter(None, markers):
-            refuse_older(marker, origin, batch_id=-1)
-        # Announced first: if this is cut off, the next start finds the origin before, and repeats it.
-        announce_origin(settings, begun, lease.check_now)
-        checkpoint.write_read_offsets(with_offsets(checkpoint.first_offsets(), topics, {}))
-        checkpoint.initialize(begun)
-
-
-def _generation(markers: Iterable[Progress | None]) -> int:
-    """Return the newest generation of a checkpoint among `markers`; 0 if there are no markers."""
-    return max((marker.batch.origin.generation for marker in markers if marker is not None), default=0)
-
-
-def _fence_earlier(store: BucketTable, markers: Iterable[Progress | None]) -> None:
-    """Let nothing that an earlier checkpoint may still seal reach the table.
-
-    A process of it may be paused between its check of the lease and its commit. It would add a bucket to those of the
-    new checkpoint, which accepts the same messages again.
-    """
-    for earlier in sorted({marker.batch.origin.checkpoint for marker in markers if marker is not None}):
-        store.create(from_arrow_schema(STORED_SCHEMA))
-        for writer_id in (earlier, writer_of_following(earlier), writer_of_state(earlier), writer_of_input(earlier)):
-            store.fence(writer_id)
-
-
-def _refuse_second_beginning(
-    checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], fresh: bool
-) -> None:
-    """Raise CheckpointMismatch if an earlier checkpoint has sealed or handed over messages.
-
-    A new checkpoint delivers everything again that is still in the input topics; `fresh` allows that. Beside buckets of
-    another checkpoint it is never allowed: their delivered messages would be delivered again.
-    """
-    if store.exists() and store.metadata():
-        raise CheckpointMismatch(
-            f"no checkpoint at {checkpoint.path}, but {store.path} holds sealed messages of an earlier one. "
-            "Put the checkpoint back, or make a new one with `delayline rebuild` from the table, the input "
-            "topics and the progress topic. Or keep this folder, and run `delayline run --fresh` with "
-            "another storage.path"
-        )
-    if not fresh and any(marker is not None for marker in markers):
-        raise CheckpointMismatch(
-            f"no checkpoint at {checkpoint.path}, but the progress topic has markers of an earlier one. Is "
-            "the storage mounted? Put the checkpoint back, make a new one with `delayline rebuild`, or use "
-            "another application_id. `delayline run --fresh` starts over: it delivers all messages again "
-            "that are still in the input topics"
-        )
-
-
-def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
-    """Raise CheckpointMismatch if a batch has sealed that is not in the offset log.
-
-    Spark would plan the batch anew, with other records. The table would then take what the batch seals for sealed
-    already, and drop it.
-    """
-    sealed = newest_sealed(store, checkpoint.origin.checkpoint)
-    if sealed is not None and (planned is None or sealed > planned):
-        raise CheckpointMismatch(
-            f"{store.path} holds messages that batch {sealed} sealed, but the offset log of "
-            f"{checkpoint.path} ends with batch {planned}. Its newest entries are lost, or it is an older "
-            f"checkpoint. {CHECKPOINT_REMEDY}"
-        )
-
-
-def _refuse_older(
-    checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int | None
-) -> None:
-    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if a handover from it has begun.
-
-    Each shard's writer checks its own marker too. But a shard that had handed over less would already begin to deliver.
-    """
-    for marker in markers:
-        if marker is not None:
-            refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
-    if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
-        raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
-    refuse_rebuilt(checkpoint, store)
-
-
-def refuse_rebuilt(checkpoint: Checkpoint, store: BucketTable) -> None:
-    """Raise CheckpointMismatch if a rebuild has begun to replace `checkpoint`."""
-    own = checkpoint.origin.checkpoint
-    if store.is_fenced(own) or store.newest_of(writer_of_input(own)) is not None:
-        raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
-
-
-def _cut_off_rebuild(checkpoint: Checkpoint) -> str:
-    return (
-        f"`delayline rebuild` was replacing the checkpoint {checkpoint.path} and was interrupted. Continuing "
-        "from it would lose or duplicate messages. Run `delayline rebuild --discard-checkpoint`"
-    )
-
-
-def read_markers(settings: Settings) -> list[Progress | None]:
-    """Return the last marker in each partition of the progress topic; None for a partition without one.
-
-    The topic has at least one partition for each shard.
-    """
-    options, topic = librdkafka_options(settings.kafka), settings.progress_topic
-    partitions = partition_counts(settings, [topic]).get(topic, 0)
-    with ThreadPoolExecutor(max_workers=_MARKERS_AT_A_TIME) as threads:
-        return list(threads.map(lambda partition: read_progress(options, topic, partition), range(partitions)))
 
 
 def _amended_history(

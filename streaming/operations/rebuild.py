@@ -29,6 +29,7 @@ from sinks.buckets.packed_rows import packed, unpacked
 from sinks.buckets.segment_figures import index_entries, precisions
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import read_markers
 from sinks.lanes.opening import close_lanes
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.input_ends import input_bounds
@@ -61,7 +62,6 @@ from streaming.checkpoint.handover import (
     writer_of_input,
     writer_of_state,
 )
-from streaming.checkpoint.recovery import read_markers
 from streaming.checkpoint.recreated_inputs import recreated_inputs
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.requests.recalled import RecalledMessages

@@ -15,6 +15,7 @@ from conf.errors import UsageError
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
+from sinks.internal_topics.progress import read_markers
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.input_ends import input_bounds
 from sinks.topics.partitions import partition_counts
@@ -23,7 +24,6 @@ from state.buckets.parts import IdRows
 from state.checkpoint.batch_settings import PRECISION_BITS
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
-from streaming.checkpoint.recovery import read_markers
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage

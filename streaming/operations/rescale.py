@@ -17,6 +17,7 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
 from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import read_markers
 from sinks.lanes.opening import close_lanes
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.topics import ensure_shards
@@ -29,7 +30,7 @@ from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
-from streaming.checkpoint.recovery import read_markers, refuse_lost_plan, refuse_rebuilt
+from streaming.checkpoint.refusals import refuse_lost_plan, refuse_rebuilt
 from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
 from streaming.processes.drain import drain

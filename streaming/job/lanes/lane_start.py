@@ -24,6 +24,7 @@ from conf.sections import ForwardSettings
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.position import read_position
+from sinks.internal_topics.progress import read_markers
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.terms import read_terms, write_terms
 from sinks.topics.input_ends import input_bounds
@@ -34,7 +35,7 @@ from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.input_ids import newest_ids, recreated, with_present
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets, as_offsets
 from state.claims import Terms
-from streaming.checkpoint.recovery import Recovered, read_markers
+from streaming.checkpoint.recovery import Recovered
 from streaming.job.lanes.claim_watch import LOST_CLAIMS_REMEDY, ClaimWatch
 from streaming.storage.paths import BUCKETS, local_checkpoint, local_folder, storage_path
 

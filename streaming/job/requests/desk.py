@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, Row
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
+from sinks.internal_topics.progress import read_markers
 from state.answers import Undecided
 from state.buckets.cancelled import (
     CANCELLED_SCHEMA,
@@ -36,7 +37,6 @@ from state.cancel import WAITING, MessageId, delivering_ids, own_ids
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
-from streaming.checkpoint.recovery import read_markers
 from streaming.job.requests.answers import answers_for_repeating, with_occurrences
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp, look_up, useful_from_ms

@@ -15,11 +15,12 @@ from conf.errors import CheckpointMismatch, CheckpointUnreadable, InjectedFailur
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import read_markers
 from sinks.topics.topics import ensure_topics
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, make_current
 from streaming.checkpoint.handover import switch_over
-from streaming.checkpoint.recovery import read_markers, recover
+from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import local_checkpoint
 from tests.conftest import MakeSettings
 

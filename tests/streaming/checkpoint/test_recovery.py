@@ -22,7 +22,7 @@ from conf.setting_types import DAY
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import marker_key
+from sinks.internal_topics.progress import marker_key, read_markers
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.handed_over import newest_checkpoint
@@ -33,7 +33,7 @@ from state.order import OrderKey
 from streaming.checkpoint import recovery
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_input, writer_of_state
-from streaming.checkpoint.recovery import read_markers, recover
+from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually

@@ -15,7 +15,7 @@ from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import marker_key
+from sinks.internal_topics.progress import marker_key, read_markers
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import SettingsHistory
@@ -23,7 +23,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.recovery import Recovered, read_markers, recover
+from streaming.checkpoint.recovery import Recovered, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
 from streaming.job.inputs.input_loss import check_input_loss
 from tests.conftest import MakeSettings

@@ -1,0 +1,56 @@
+"""Why a start refuses a checkpoint: the table, a marker or a rebuild shows that it is not the newest state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conf.errors import CheckpointMismatch
+from sinks.buckets.bucket_table import BucketTable
+from state.checkpoint.progress import Progress, refuse_older
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import newest_sealed, rest_bucket, writer_of_input
+from streaming.storage.failures import CHECKPOINT_REMEDY
+
+
+def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
+    """Raise CheckpointMismatch if a batch has sealed that is not in the offset log.
+
+    Spark would plan the batch anew, with other records. The table would then take what the batch seals for sealed
+    already, and drop it.
+    """
+    sealed = newest_sealed(store, checkpoint.origin.checkpoint)
+    if sealed is not None and (planned is None or sealed > planned):
+        raise CheckpointMismatch(
+            f"{store.path} holds messages that batch {sealed} sealed, but the offset log of "
+            f"{checkpoint.path} ends with batch {planned}. Its newest entries are lost, or it is an older "
+            f"checkpoint. {CHECKPOINT_REMEDY}"
+        )
+
+
+def refuse_older_checkpoint(
+    checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int | None
+) -> None:
+    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if a handover from it has begun.
+
+    Each shard's writer checks its own marker too. But a shard that had handed over less would already begin to deliver.
+    """
+    for marker in markers:
+        if marker is not None:
+            refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
+    if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
+        raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
+    refuse_rebuilt(checkpoint, store)
+
+
+def refuse_rebuilt(checkpoint: Checkpoint, store: BucketTable) -> None:
+    """Raise CheckpointMismatch if a rebuild has begun to replace `checkpoint`."""
+    own = checkpoint.origin.checkpoint
+    if store.is_fenced(own) or store.newest_of(writer_of_input(own)) is not None:
+        raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
+
+
+def _cut_off_rebuild(checkpoint: Checkpoint) -> str:
+    return (
+        f"`delayline rebuild` was replacing the checkpoint {checkpoint.path} and was interrupted. Continuing "
+        "from it would lose or duplicate messages. Run `delayline rebuild --discard-checkpoint`"
+    )
