@@ -11,23 +11,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyroaring import BitMap64
-from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import BrokerUnreachable, CheckpointMismatch, UsageError
+from conf.errors import CheckpointMismatch, UsageError
 from conf.kafka.options import java_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.merge_commits import merge_token
-from sinks.buckets.packed_rows import packed, unpacked
-from sinks.buckets.segment_figures import index_entries, precisions
-from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import read_markers
 from sinks.lanes.opening import close_lanes
@@ -40,18 +33,13 @@ from sinks.topics.topics import check_topics
 from sources.intake.kafka_reader import read_range
 from sources.intake.names import gives_names
 from state.buckets.parts import IdRows
-from state.buckets.reseal import LEFT_SCHEMA, left_rows
-from state.buckets.table_rows import STORED_SCHEMA, described_segment
-from state.cancel import without_named
+from state.buckets.reseal import LEFT_SCHEMA
+from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.handed_over import HandedOver, newest_checkpoint
+from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_present
-from state.checkpoint.origin import CheckpointOrigin, Offsets, as_offsets
-from state.index.message_index import MessageIndex
-from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
-from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, ids_in
-from state.name_holders import HOLDER_SCHEMA, settled
+from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.name_holders import HOLDER_SCHEMA
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
@@ -63,20 +51,24 @@ from streaming.checkpoint.handover import (
     writer_of_state,
 )
 from streaming.checkpoint.recreated_inputs import recreated_inputs
-from streaming.job.lanes.claim_watch import ClaimWatch
-from streaming.job.requests.recalled import RecalledMessages
-from streaming.operations.moved import Moved, moved_in, with_ids, without_ids
+from streaming.operations.moved import moved_in, with_ids, without_ids
+from streaming.operations.reread import recalled_messages, refuse_cut, reread_range, taken_records
 from streaming.operations.rest import Rest
 from streaming.operations.schedules import Superseded, as_holders, as_left_rows, left_in_table, superseded_in
+from streaming.operations.table_contents import (
+    buckets_of_ids,
+    ids_left,
+    index_of,
+    left_of_moved,
+    names_of,
+    overdue_in_table,
+)
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
 from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
-
-# For each input topic and partition: its first offset and the offset after its last.
-Bounds = Mapping[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -162,20 +154,20 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
     # None of these waits where it was. But one that was moved may not be handed over.
     not_there = with_ids(cancelled, moved.ids)
-    recalled = _recalled(settings, handed_over)
+    recalled = recalled_messages(settings, handed_over)
     none = BitMap64()
     seen = {source: index.offsets_of(*source) | not_there.get(source, none) for source in bounds}
-    starts, ends = _range(bounds, handed_over, seen, gone)
+    starts, ends = reread_range(bounds, handed_over, seen, gone)
     done = without_ids(not_there, moved.perhaps_left)
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
-    taken = _taken(settings, handed_over, starts, ends, gone)
+    taken = taken_records(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
     repeating = left_in_table(store, handed_over, with_ids(not_there, recalled))
     if repeating is not None:
         repeating = repeating.persist()
     superseded = Superseded() if repeating is None else superseded_in(repeating)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
-    numbers = [*(row["bucket"] for row in store.metadata()), *_buckets_of_ids(store)]
+    numbers = [*(row["bucket"] for row in store.metadata()), *buckets_of_ids(store)]
     sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
     next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
@@ -197,10 +189,10 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved)
-        overdue = _overdue(store, cancelled, moved, superseded, origin)
+        overdue = overdue_in_table(store, cancelled, moved, superseded, origin)
         if repeating is not None:
             overdue = overdue.union(repeating.mapInArrow(as_left_rows(origin.shards), from_arrow_schema(LEFT_SCHEMA)))
-        if (due_then := _left_of_moved(store, moved, origin)) is not None:
+        if (due_then := left_of_moved(store, moved, origin)) is not None:
             overdue = overdue.union(due_then)
         ids = None
         if gives_names(batch_settings):
@@ -218,163 +210,3 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     guard.check()
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
-
-
-def _recalled(settings: Settings, handed_over: HandedOver) -> OffsetBitmaps:
-    """Return which messages release processes have recalled: an instant that was shortened may not tell."""
-    found: dict[tuple[str, int], BitMap64] = {}
-    with closing(RecalledMessages(settings, handed_over.origin.epoch, has_run=True)) as recalled:
-        retry = BrokerRetry("the recalled topic", settings.kafka.outage_limit)
-        recalled.read(handed_over.cutoff_ms)
-        while not recalled.knows_all:
-            # A commit is done before it is seen.
-            retry.wait(BrokerUnreachable(f"{settings.recalled_topic} has an open transaction"))
-            recalled.read(handed_over.cutoff_ms)
-        for source, offsets in recalled.every():
-            found.setdefault(source, BitMap64()).update(offsets)
-    return found
-
-
-def _taken(
-    settings: Settings, handed_over: HandedOver, starts: Offsets, ends: Offsets, gone: Collection[str]
-) -> OffsetBitmaps:
-    """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed.
-
-    Of the topics that are `gone` nothing is read. Raises CheckpointMismatch if a forwarder has found that another is
-    cut: new records would count as taken.
-    """
-    ids, epoch = handed_over.input_ids, handed_over.origin.epoch
-    ranges = {
-        (topic, int(number)): (starts[topic][number], end) for topic, own in ends.items() for number, end in own.items()
-    }
-    with closing(ClaimWatch(settings, 0, epoch, starts, ids)) as claims:
-        claims.check_ends({}, {topic: own for topic, own in ids.items() if topic not in gone})
-        return claims.taken({source: own for source, own in ranges.items() if source[0] in ids}, ids).offsets
-
-
-def _buckets_of_ids(store: BucketTable) -> Iterator[int]:
-    for kind in IdRows:
-        yield from store.id_partitions(kind)
-
-
-def _range(
-    bounds: Bounds, handed_over: HandedOver, in_table: OffsetBitmaps, gone: Collection[str]
-) -> tuple[Offsets, Offsets]:
-    """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
-
-    The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records:
-    all records of a topic in place of one that is `gone`.
-    """
-    accepted = handed_over.ends
-    for (topic, partition), offsets in in_table.items():
-        if offsets:
-            known = accepted.setdefault(topic, {})
-            known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
-    refuse_cut(bounds, accepted, gone)
-    starts, ends = dict.fromkeys(bounds, 0), dict.fromkeys(bounds, 0)
-    for (topic, partition), (first, _) in bounds.items():
-        if topic in gone:
-            continue
-        number = str(partition)
-        start = max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0))
-        end = accepted.get(topic, {}).get(number, 0)
-        starts[topic, partition] = start
-        ends[topic, partition] = max(start, end)
-    return as_offsets(starts), as_offsets(ends)
-
-
-def refuse_cut(bounds: Bounds, accepted: Offsets, gone: Collection[str]) -> None:
-    """Raise CheckpointMismatch if an input topic ends before the records that were accepted from it.
-
-    New records that fill the gap have the ids of lost ones, and would count as accepted. Topics that are `gone` have a
-    successor, which is read from its beginning.
-    """
-    for (topic, partition), (_, last) in bounds.items():
-        end = accepted.get(topic, {}).get(str(partition), 0)
-        if topic not in gone and end > last:
-            raise CheckpointMismatch(
-                f"{topic}/{partition} ends at offset {last}, but records up to {end} were accepted: "
-                "the topic has lost its newest records. New records would get their ids, and be left out. Stop the "
-                "publishers, create the topic again, and run this command with topics.skip_expired=true: see "
-                "docs/operate/runbooks/input-topic-cut.md"
-            )
-
-
-def names_of(
-    store: BucketTable,
-    named: DataFrame,
-    origin: CheckpointOrigin,
-    cancelled: OffsetBitmaps,
-    overdue: OffsetBitmaps,
-    keeps_names: Callable[[str], bool],
-) -> DataFrame:
-    """Return the rows of `STORED_SCHEMA` for the names of what is accepted again, and for what they are taken from.
-
-    Args:
-        store: the table of sealed buckets.
-        named: the messages that got names, of the records that are read again (`HOLDER_SCHEMA`).
-        origin: the origin of the new checkpoint.
-        cancelled: what was cancelled before.
-        overdue: what waits in the table, and is due before the cutoff of `origin`.
-        keeps_names: says of an input topic whether messages keep their names there.
-    """
-    stored = store.ids(IdRows.NAMED)
-    if stored is not None:
-        columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "keeps", "bucket", "false AS is_left")
-        named = named.union(stored.selectExpr(*columns))
-    by_name = named.repartition("name").sortWithinPartitions("name", "partition", "offset")
-    return by_name.mapInArrow(settled(origin, cancelled, overdue, keeps_names), from_arrow_schema(STORED_SCHEMA))
-
-
-def _overdue(
-    store: BucketTable, cancelled: OffsetBitmaps, moved: Moved, superseded: Superseded, origin: CheckpointOrigin
-) -> DataFrame:
-    """Return the messages that wait in the table below the new cutoff (`state.buckets.reseal.LEFT_SCHEMA`)."""
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
-                messages = decode_chunk(chunk.as_py())
-                waiting = ~moved.handed_over.of_bucket(messages, bucket)
-                waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
-                if superseded:
-                    waiting &= ~superseded.among(messages)
-                left = messages.filter(pa.array(waiting))
-                left = without_named(left, in_bitmaps(left, cancelled) | moved.are_gone(left, bucket))
-                yield from left_rows(left, origin.shards)
-
-    parts = {described_segment(row.asDict()).part for row in store.metadata()}
-    return store.chunks(0, origin.cutoff_ms, parts).mapInArrow(run, from_arrow_schema(LEFT_SCHEMA))
-
-
-def _left_of_moved(store: BucketTable, moved: Moved, origin: CheckpointOrigin) -> DataFrame | None:
-    """Return what was moved, waits in the table, and is not handed over (`LEFT_SCHEMA`); None if nothing was found."""
-    version = store.version()
-    places = store.locate(ids_in(moved.perhaps_left), origin.overdue_bucket, 0, version)
-    if not places.num_rows:
-        return None
-    chunks = store.chunks_at(places, version).select("bucket", "chunk")
-    return chunks.mapInArrow(moved.left_in_table(origin.shards), from_arrow_schema(LEFT_SCHEMA))
-
-
-def ids_left(left: DataFrame) -> OffsetBitmaps:
-    """Return the ids of messages that are left (`LEFT_SCHEMA`)."""
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for chunk in batch.column("chunk"):
-                yield from decode_chunk(chunk.as_py()).select(ID).cast(ID_SCHEMA).to_batches()
-
-    return bitmaps_of(unpacked(packed(left, run).toLocalIterator()))
-
-
-def index_of(store: BucketTable, version: int) -> MessageIndex:
-    """Return the index of all messages in the table at `version`.
-
-    It includes messages that are handed over until their part is deleted. Its time slots are as long as the longest in
-    the metadata, or 1 ms without metadata. Raises BucketUnreadable if the metadata is damaged.
-    """
-    index = MessageIndex(max(precisions(store, version), default=0))
-    for row in index_entries(store, version):
-        index.add_entries(row["index_entries"], row["precision_bits"])
-    return index

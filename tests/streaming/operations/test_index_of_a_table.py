@@ -14,7 +14,7 @@ from state.buckets.parts import MergeName, part_of, sealed_part
 from state.index.due_counts import TimeSlot
 from state.message_ids import ids_of
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
-from streaming.operations.rebuild import index_of
+from streaming.operations.table_contents import index_of
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
 

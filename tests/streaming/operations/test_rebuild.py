@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.errors import CheckpointMismatch
-from streaming.operations.rebuild import refuse_cut
+from streaming.operations.reread import refuse_cut
 
 ACCEPTED = {"in": {"0": 9, "1": 5}}
 

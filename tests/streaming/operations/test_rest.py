@@ -28,8 +28,8 @@ from state.order import OrderKey
 from streaming.checkpoint.handover import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.operations.moved import Moved, moved_in, with_ids, without_ids
-from streaming.operations.rebuild import ids_left, names_of
 from streaming.operations.rest import Rest
+from streaming.operations.table_contents import ids_left, names_of
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
 from tests.streaming.sealed import cancelled_in, seal_messages
 

@@ -1,0 +1,95 @@
+"""Which records of the input topics a rebuild reads again, and which of them were staged without a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import closing
+
+from pyroaring import BitMap64
+
+from conf.errors import BrokerUnreachable, CheckpointMismatch
+from conf.settings import Settings
+from sinks.internal_topics.broker_retry import BrokerRetry
+from state.checkpoint.handed_over import HandedOver
+from state.checkpoint.origin import Offsets, as_offsets
+from state.index.offset_bitmaps import OffsetBitmaps
+from streaming.job.lanes.claim_watch import ClaimWatch
+from streaming.job.requests.recalled import RecalledMessages
+
+# For each input topic and partition: its first offset and the offset after its last.
+Bounds = Mapping[tuple[str, int], tuple[int, int]]
+
+
+def recalled_messages(settings: Settings, handed_over: HandedOver) -> OffsetBitmaps:
+    """Return which messages release processes have recalled: an instant that was shortened may not tell."""
+    found: dict[tuple[str, int], BitMap64] = {}
+    with closing(RecalledMessages(settings, handed_over.origin.epoch, has_run=True)) as recalled:
+        retry = BrokerRetry("the recalled topic", settings.kafka.outage_limit)
+        recalled.read(handed_over.cutoff_ms)
+        while not recalled.knows_all:
+            # A commit is done before it is seen.
+            retry.wait(BrokerUnreachable(f"{settings.recalled_topic} has an open transaction"))
+            recalled.read(handed_over.cutoff_ms)
+        for source, offsets in recalled.every():
+            found.setdefault(source, BitMap64()).update(offsets)
+    return found
+
+
+def taken_records(
+    settings: Settings, handed_over: HandedOver, starts: Offsets, ends: Offsets, gone: Collection[str]
+) -> OffsetBitmaps:
+    """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed.
+
+    Of the topics that are `gone` nothing is read. Raises CheckpointMismatch if a forwarder has found that another is
+    cut: new records would count as taken.
+    """
+    ids, epoch = handed_over.input_ids, handed_over.origin.epoch
+    ranges = {
+        (topic, int(number)): (starts[topic][number], end) for topic, own in ends.items() for number, end in own.items()
+    }
+    with closing(ClaimWatch(settings, 0, epoch, starts, ids)) as claims:
+        claims.check_ends({}, {topic: own for topic, own in ids.items() if topic not in gone})
+        return claims.taken({source: own for source, own in ranges.items() if source[0] in ids}, ids).offsets
+
+
+def reread_range(
+    bounds: Bounds, handed_over: HandedOver, in_table: OffsetBitmaps, gone: Collection[str]
+) -> tuple[Offsets, Offsets]:
+    """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
+
+    The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records:
+    all records of a topic in place of one that is `gone`.
+    """
+    accepted = handed_over.ends
+    for (topic, partition), offsets in in_table.items():
+        if offsets:
+            known = accepted.setdefault(topic, {})
+            known[str(partition)] = max(known.get(str(partition), 0), offsets.max() + 1)
+    refuse_cut(bounds, accepted, gone)
+    starts, ends = dict.fromkeys(bounds, 0), dict.fromkeys(bounds, 0)
+    for (topic, partition), (first, _) in bounds.items():
+        if topic in gone:
+            continue
+        number = str(partition)
+        start = max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0))
+        end = accepted.get(topic, {}).get(number, 0)
+        starts[topic, partition] = start
+        ends[topic, partition] = max(start, end)
+    return as_offsets(starts), as_offsets(ends)
+
+
+def refuse_cut(bounds: Bounds, accepted: Offsets, gone: Collection[str]) -> None:
+    """Raise CheckpointMismatch if an input topic ends before the records that were accepted from it.
+
+    New records that fill the gap have the ids of lost ones, and would count as accepted. Topics that are `gone` have a
+    successor, which is read from its beginning.
+    """
+    for (topic, partition), (_, last) in bounds.items():
+        end = accepted.get(topic, {}).get(str(partition), 0)
+        if topic not in gone and end > last:
+            raise CheckpointMismatch(
+                f"{topic}/{partition} ends at offset {last}, but records up to {end} were accepted: "
+                "the topic has lost its newest records. New records would get their ids, and be left out. Stop the "
+                "publishers, create the topic again, and run this command with topics.skip_expired=true: see "
+                "docs/operate/runbooks/input-topic-cut.md"
+            )
