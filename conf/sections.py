@@ -52,7 +52,7 @@ class KafkaSettings(OptionTable):
 
 
 class SparkSettings(OptionTable):
-    """Spark options by their own names, over Delayline's defaults (`streaming.spark.session`)."""
+    """Spark options by their own names, over Delayline's defaults (`streaming.spark.options`)."""
 
     @model_validator(mode="before")
     @classmethod

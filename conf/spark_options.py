@@ -1,6 +1,6 @@
 """The options of Spark that no deployment may change, each with the reason.
 
-Delayline is wrong, or stops after a while, with another value. `streaming.spark.session` sets the values.
+Delayline is wrong, or stops after a while, with another value. `streaming.spark.options` sets the values.
 
 It sets further options, which a deployment may override:
 

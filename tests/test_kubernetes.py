@@ -25,7 +25,7 @@ from typer.main import get_command
 from conf.load import load_settings
 from conf.settings import Settings
 from streaming.cli.app import app
-from streaming.spark.session import executors_python, spark_options
+from streaming.spark.options import executors_python, spark_options
 from streaming.spark.submit_files import LAUNCHER
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ from pathlib import Path
 from conf.errors import UsageError
 from conf.java.jars.installed import S3, is_complete, s3_jars
 from conf.settings import Settings
-from streaming.spark.session import spark_options
+from streaming.spark.options import spark_options
 
 PROPERTIES = "spark.properties"
 LAUNCHER = "delayline_job.py"

@@ -17,8 +17,9 @@ import pytest
 from conf.instants import instant
 from conf.load import load_settings
 from conf.spark_options import FIXED_OPTIONS
+from streaming.spark import options as spark_options_module
 from streaming.spark import session
-from streaming.spark.session import executors_python, spark_options
+from streaming.spark.options import executors_python, spark_options
 
 pytestmark = pytest.mark.usefixtures("java")
 
@@ -37,7 +38,7 @@ _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 def test_a_checkpoint_has_the_file_manager_of_its_file_system(
     monkeypatch: pytest.MonkeyPatch, path: str, manager: str | None
 ) -> None:
-    monkeypatch.setattr(session, "s3_jars", lambda: [Path("/jars/hadoop-aws.jar")])
+    monkeypatch.setattr(spark_options_module, "s3_jars", lambda: [Path("/jars/hadoop-aws.jar")])
     options = spark_options(load_settings(None, [f"storage.path={path}"], environ={}))
     assert (options.get(_MANAGER, "").rpartition(".")[2] or None) == manager
     assert ("/jars/hadoop-aws.jar" in options["spark.jars"]) == path.startswith("s3a:")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from conf.settings import Settings
-from streaming.spark.session import spark_options
+from streaming.spark.options import spark_options
 from tests.system.conftest import MakeService
 from tests.system.in_process.job import JobInProcess
 from tests.system.ledger import Ledger
