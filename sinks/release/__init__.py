@@ -11,11 +11,11 @@ these steps use:
   memory or not), `incoming` (which chunk is taken in next), `open_chunks` and `ordered_merge` (what is decoded, and in
   order), `room` (what fits a transaction), `rate_limiter` and `shard_rates`.
 - For requests: `recall` (the rules), `recall_desk`, `removals`, `waiting_ids`, `copies`, `recently_released`.
-- To write: `shard_writer` (again, after a failure), `ring`, `transaction`, `records` (what a subscriber gets), `expiry`
-  (what comes too late to be of use).
-- For what a topic refuses: `known_topics`, `record_check`, `reports`, `narrowing` (which record is to blame),
-  `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing), `stubs` (what takes the
-  place of a refused dead letter).
+- To write: `shard_writer` (again, after a failure), `ring`, `transaction` with `release_producer`, `records` (what a
+  subscriber gets), `expiry` (what comes too late to be of use).
+- For what a topic refuses: `known_topics`, `record_check`, `reports`, `fault_search` and `narrowing` (which record is
+  to blame), `rewrites` (how often a transaction is written again), `closed_topics` (which take nothing), `stubs` (what
+  takes the place of a refused dead letter).
 - To report: `shard_beat` (signs of life), `releases`, `lateness` and `counts` (what was released), `wall_clock`.
 
 **Two logs.** Batches stage messages in the ready log, forwarders in the near log. Each shard merges its partitions of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 from conf.errors import DeliveryFailed, MessageTooLarge, RecordRefused
+from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.planned import Planned
 from sinks.release.rewrites import MOST_REWRITES
-from sinks.release.transaction import FaultSearch, GroupRefused
 
 # How long to wait before a transaction is written again that was refused for no known reason.
 _AGAIN_S = 1.0

@@ -31,10 +31,12 @@ from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
 from sinks.internal_topics.position import Position, read_position
 from sinks.internal_topics.transactional_ids import transactional_id
+from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.planned import Planned
+from sinks.release.release_producer import ReleaseProducer
 from sinks.release.reports import Offsets, Unwritable
-from sinks.release.transaction import FaultSearch, GroupRefused, TransactionWriter
+from sinks.release.transaction import TransactionWriter
 from sinks.release.wall_clock import now_ms
 
 log = logging.getLogger(__name__)
@@ -79,15 +81,14 @@ class Ring:
         self._on_released = on_released
         self._longest_wait_ms = settings.release.transaction_timeout // 2
         timeout_s = max(settings.release.transaction_timeout / 1000, OPEN_TIMEOUT_S)
-        self._writers = [
-            TransactionWriter(settings, options, topics, shard, ring_id(settings.application_id, shard, number))
-            for number in range(PRODUCERS)
-        ]
-        first, *others = self._writers
+        ids = [ring_id(settings.application_id, shard, number) for number in range(PRODUCERS)]
+        producers = [ReleaseProducer(settings, options, topics, each) for each in ids]
+        self._writers = [TransactionWriter(settings, producer, topics, shard) for producer in producers]
+        first, *others = producers
         first.open(timeout_s)
         failpoint("ring-fencing")
         with ThreadPoolExecutor(max_workers=len(others)) as threads:
-            for _ in threads.map(lambda writer: writer.open(timeout_s), others):
+            for _ in threads.map(lambda producer: producer.open(timeout_s), others):
                 failpoint("ring-fencing")
         self.position = read_position(options, settings.position_topic, shard, after_fencing=True)
         failpoint("position-read")
@@ -116,7 +117,7 @@ class Ring:
     @property
     def longest_open_s(self) -> float:
         """For how long the oldest open transaction has been open, in s; 0 if none is."""
-        return max((writer.open_s for writer in self._writers), default=0.0)
+        return max((writer.producer.open_s for writer in self._writers), default=0.0)
 
     def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str] | None:
         """Fill the next transaction, and pass it on to be ended when its last message is due.
@@ -178,13 +179,13 @@ class Ring:
             self._changed.notify_all()
         self._ender.join()
         for writer in self._writers:
-            writer.drop()
+            writer.producer.drop()
         # Also one that was not filled to its end: until it is aborted, it hides what follows in its topics.
         writers, self._writers = self._writers, []
         for writer in writers:
             try:
-                if writer.is_open:
-                    writer.abort()
+                if writer.producer.is_open:
+                    writer.producer.abort()
             except KafkaException as problem:
                 # The first error is the one to raise; the next ring or the timeout ends the transaction. The other
                 # producers may each wait as long for brokers that do not answer.
@@ -221,7 +222,7 @@ class Ring:
             time.sleep(min(early_ms / 1000, _PIECE_S))
         self.ending_since_s = time.monotonic()
         try:
-            writer.commit()
+            writer.producer.commit()
             failpoint("transaction-ended")
         finally:
             self.ended_s, self.ending_since_s = time.monotonic(), None
@@ -231,7 +232,7 @@ class Ring:
             self._filled.popleft()
             self.committed = planned.position
             self._changed.notify_all()
-        if writer.is_spent:
+        if writer.producer.is_spent:
             self._usable -= 1
         else:
             self._free.put(writer)

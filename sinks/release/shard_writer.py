@@ -22,6 +22,7 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.context import ReleaseContext
+from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import Topics
 from sinks.release.narrowing import Narrowing
 from sinks.release.planned import Planned
@@ -31,7 +32,6 @@ from sinks.release.rewrites import Rewrites
 from sinks.release.ring import Ring
 from sinks.release.shard_beat import ShardBeat
 from sinks.release.shard_rates import ShardRates
-from sinks.release.transaction import FaultSearch, GroupRefused
 from sinks.release.wall_clock import now_ms
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
-from sinks.release import closed_topics, transaction
+from sinks.release import closed_topics, release_producer
 from sinks.release.ring import PRODUCERS
 from sinks.release.shard import ShardRelease
 from sinks.release.wall_clock import now_ms
@@ -51,7 +51,7 @@ def bench(frail: EmbeddedBroker, make_bench: MakeBench, monkeypatch: pytest.Monk
     """An application of `frail` with transactions of five messages, which may be open for 3 s."""
     # Waiting in vain for a broker that is killed takes most of these tests' time.
     monkeypatch.setattr(limits, "_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(transaction, "_ABORT_S", 1.0)
+    monkeypatch.setattr(release_producer, "_ABORT_S", 1.0)
     return make_bench(frail, *_SMALL)
 
 
@@ -159,7 +159,7 @@ def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_
     bench.hand_over(_due(bench, 0, 5))
     bench.wait(release)
     # Each commit may have been repeated, so that the ring is replaced after a few.
-    monkeypatch.setattr(transaction, "sent_once", lambda begun_s, options: False)
+    monkeypatch.setattr(release_producer, "sent_once", lambda begun_s, options: False)
     stopped = stop_at("position-unread")
     bench.hand_over(_due(bench, 5, 5 * PRODUCERS))
     assert stopped.reached.wait(60)
@@ -182,7 +182,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     creates: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transaction, "_SLOW_S", 1.0)
+    monkeypatch.setattr(release_producer, "_SLOW_S", 1.0)
     used = frail if creates else broker
     bench = make_bench(used, "release.transaction_messages=5")
     topic = bench.settings.topics.output
@@ -214,7 +214,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks for topics sooner than after several seconds, and at closed ones for each transaction."""
-    monkeypatch.setattr(transaction, "_SLOW_S", 1.0)
+    monkeypatch.setattr(release_producer, "_SLOW_S", 1.0)
     monkeypatch.setattr(closed_topics, "_CONFIRM_S", 0.5)
     monkeypatch.setattr(closed_topics, "_LOOK_EVERY_S", 0.0)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sinks.release import ring
+from sinks.release.release_producer import ReleaseProducer
 from sinks.release.ring import PRODUCERS
-from sinks.release.transaction import TransactionWriter
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.release.conftest import ReleaseBench, StopAt, ids
@@ -30,11 +30,11 @@ class HeldOpening:
         self._made = 0
         self._others = threading.Semaphore(0)
 
-    def writer(self, *arguments: Any) -> TransactionWriter:
+    def producer(self, *arguments: Any) -> ReleaseProducer:
         """Make one of the producers."""
         self._made += 1
         is_held = self._made <= PRODUCERS
-        return _HeldWriter(self, self._made == 1, *arguments) if is_held else TransactionWriter(*arguments)
+        return _HeldProducer(self, self._made == 1, *arguments) if is_held else ReleaseProducer(*arguments)
 
     def before_first(self) -> None:
         """Wait."""
@@ -49,7 +49,7 @@ class HeldOpening:
         self._others.release()
 
 
-class _HeldWriter(TransactionWriter):
+class _HeldProducer(ReleaseProducer):
     def __init__(self, held: HeldOpening, is_first: bool, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._held, self._is_first = held, is_first
@@ -70,7 +70,7 @@ def test_of_two_rings_that_open_at_the_same_time_one_commits(
         bench.hand_over(messages([row]))
 
     held, position_read = HeldOpening(), stop_at("position-read", 2)
-    monkeypatch.setattr(ring, "TransactionWriter", held.writer)
+    monkeypatch.setattr(ring, "ReleaseProducer", held.producer)
     first = bench.start()
     assert held.reached.wait(_TIMEOUT_S)
     second = bench.start()

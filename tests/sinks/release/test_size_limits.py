@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Message
 
 from conf.errors import TopicMismatch
-from sinks.release import known_topics, transaction
+from sinks.release import known_topics, release_producer
 from sinks.release.records import bytes_at_most, record_bytes, records
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
@@ -124,7 +124,7 @@ def test_two_refused_messages_of_one_size_become_dead_letters(bench: ReleaseBenc
 def test_a_record_that_the_client_itself_refuses_is_found_like_any_other(
     bench: ReleaseBench, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction, "NO_SIZE_LIMIT", {"message.max.bytes": "2000"})
+    monkeypatch.setattr(release_producer, "NO_SIZE_LIMIT", {"message.max.bytes": "2000"})
     assert bench.release(_batch(topic, b"a", b"x" * 6_000, b"b")) == 3
     assert _values(bench.read(topic)) == [b"a", b"b"]
     (record,) = bench.read(bench.dead_letter)
