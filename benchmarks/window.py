@@ -104,7 +104,7 @@ def _is_idle(merging: Maintenance, last_bucket: int) -> bool:
 def _load(table: SealedTable, catalog: SegmentCatalog) -> tuple[int, int]:
     """Load the first hours; return the bytes that Spark read from files, and the messages that were loaded."""
     counts = _Counts()
-    logger = logging.getLogger("streaming.job.sealed.prefetch_window")
+    logger = logging.getLogger("streaming.job.sealed.piece")
     logger.addHandler(counts)
     logger.setLevel(logging.INFO)
     settings = load_settings(None, [], environ={})

@@ -16,7 +16,7 @@ LOG = "running\n" + "".join(
         ),
         (
             "18.000",
-            "prefetch_window: loaded 7 sealed messages due from 1970…Z (1) to 1970…Z (2)",
+            "piece: loaded 7 sealed messages due from 1970…Z (1) to 1970…Z (2)",
         ),
         (
             "19.500",

@@ -13,99 +13,33 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
 
-import numpy as np
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
 from pyspark import inheritable_thread_target
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import BucketUnreadable
 from conf.instants import instant_and_ms
-from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
-from sinks.buckets.chunk_plans import in_slices
-from state.buckets.cancelled_filter import CancelledFilter
+from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.merge import slices
 from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
-from state.buckets.window import WINDOW_SCHEMA, window_rows
 from state.message_ids import Ids
-from state.order import ORDER
 from streaming.job.sealed.loaded_cancels import LoadedCancels
+from streaming.job.sealed.piece import FAR, NEAR, Load, Piece, Wanted, load_piece
 from streaming.maintenance.failures import LOAD, Failures
-from streaming.spark.pools import LOADS, use_pool
-from streaming.storage.unreadable_bucket import unreadable_bucket
 
 log = logging.getLogger(__name__)
 
 # Each piece is a plan in the driver's Java, with which Spark compares each other plan. Small seals into a range that is
 # loaded for days would make thousands.
 _MOST_PIECES = 64
-# Where Spark loses cached messages, as with an executor, it reads them again from the files of the version that they
-# were loaded from. The table keeps files that a merge has replaced for an hour (`sinks.buckets.delta_store`). So what
-# was loaded half an hour ago is given up, but for what is due in a quarter, which is delivered by then.
+# If Spark loses cached messages, as with an executor, it reads them again from the files of the version that they were
+# loaded from. The table keeps files that a merge has replaced for an hour (`sinks.buckets.delta_store`). So messages
+# that were loaded half an hour ago are given up, except those due in a quarter of an hour: they are delivered by then.
 _FRESH_S = 1_800.0
 _DUE_SOON_MS = 900_000
-_WINDOW = from_arrow_schema(WINDOW_SCHEMA)
-# Loads ahead of need: beyond `ahead_ms`, where few messages are due, and up to there.
-_FAR, _NEAR = "far", "near"
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Cached sealed messages that are due in [start_ms, end_ms).
-
-    `version_s` is when the table had the version that they were read from, by the monotonic clock.
-    `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms, and `repeats` says how many of the messages
-    of each repeat. `nbytes` is about what all of it takes, even if `end_ms` was moved back.
-    """
-
-    start_ms: int
-    end_ms: int
-    nbytes: float
-    version_s: float
-    chunks: DataFrame
-    firsts: np.ndarray
-    lasts: np.ndarray
-    repeats: np.ndarray
-
-    def may_hold(self, start_ms: int, end_ms: int) -> bool:
-        """Return whether a chunk may hold a message due in [start_ms, end_ms)."""
-        return start_ms < end_ms and bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms)))
-
-    def may_repeat(self, start_ms: int, end_ms: int) -> bool:
-        """Return whether a chunk that may hold a message due in [start_ms, end_ms) has any that repeat."""
-        return bool(np.any((self.firsts < end_ms) & (self.lasts >= start_ms) & (self.repeats > 0)))
-
-
-@dataclass
-class _Load:
-    """A running load of what is due in [start_ms, read_to_ms), of which only what is due before `end_ms` will be used.
-
-    `nbytes` is about what all of it takes, and `version_s` as of `_Piece`. `reach` is what is set aside if it fails:
-    `_FAR` or `_NEAR`. `is_onward` says whether it was begun ahead of need, and for all buckets.
-    """
-
-    start_ms: int
-    read_to_ms: int
-    end_ms: int
-    nbytes: float
-    version_s: float
-    reach: str
-    is_onward: bool
-    piece: Future[_Piece]
-
-    @property
-    def tries(self) -> set[str]:
-        """The reaches that it tries again if they were set aside: one that reaches far also loads what is near."""
-        return {self.reach, _NEAR} if self.is_onward else set()
 
 
 class PrefetchWindow:
@@ -125,6 +59,8 @@ class PrefetchWindow:
         max_bytes: int,
         shards: int,
         failures: Failures | None = None,
+        most_pieces: int = _MOST_PIECES,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start to load the overdue messages.
 
@@ -137,15 +73,19 @@ class PrefetchWindow:
             max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
             failures: what is set aside, if others share it.
+            most_pieces: how many pieces there may be.
+            now: a monotonic clock that returns seconds.
         """
         self._store = store
+        self._most_pieces = most_pieces
+        self._now = now
         self._catalog = catalog
         self._shards = shards
-        self._failures = failures or Failures(store.path, time.monotonic)
+        self._failures = failures or Failures(store.path, now)
         self._ahead_ms = ahead_ms
         self._reach = Reach(catalog, ahead_ms, max_bytes)
-        self._pieces: list[_Piece] = []
-        self._loading: list[_Load] = []
+        self._pieces: list[Piece] = []
+        self._loading: list[Load] = []
         self._horizon_ms = start_ms
         self._cutoff_ms = start_ms
         # Up to here the next batch takes messages.
@@ -182,7 +122,7 @@ class PrefetchWindow:
         while not self._collect(start_ms, end_ms):
             self._load_on(end_ms)
         return [
-            _chunks_in(piece, start_ms, until_ms)
+            piece.chunks_in(start_ms, until_ms)
             for piece, until_ms in self._until(end_ms)
             if until_ms > start_ms and piece.may_hold(start_ms, until_ms)
         ]
@@ -190,12 +130,12 @@ class PrefetchWindow:
     def take_repeating(self, start_ms: int, end_ms: int) -> list[DataFrame]:
         """Return those chunks that `take` has returned for the same range, and that have messages which repeat."""
         return [
-            _chunks_in(piece, start_ms, until_ms).where("repeats > 0")
+            piece.chunks_in(start_ms, until_ms).where("repeats > 0")
             for piece, until_ms in self._until(end_ms)
             if until_ms > start_ms and piece.may_repeat(start_ms, until_ms)
         ]
 
-    def _until(self, end_ms: int) -> list[tuple[_Piece, int]]:
+    def _until(self, end_ms: int) -> list[tuple[Piece, int]]:
         return [(piece, min(end_ms, piece.end_ms)) for piece in self._pieces]
 
     def _collect(self, start_ms: int, end_ms: int) -> bool:
@@ -210,7 +150,7 @@ class PrefetchWindow:
             self._loading.remove(load)
             problem = load.piece.exception()
             if problem is None:
-                self._pieces.append(_ending_at(load.end_ms, load.piece.result()))
+                self._pieces.append(load.piece.result().ending_at(load.end_ms))
                 self._failures.remove(LOAD, load.tries)
             elif load.read_to_ms <= end_ms or not isinstance(problem, Exception):
                 raise problem
@@ -251,7 +191,7 @@ class PrefetchWindow:
         # The batch before has stored what was cancelled, so later loads are without it.
         pieces, loads = ((each.version_s for each in several) for several in (self._pieces, self._loading))
         self._cancelled.forget_before(cutoff_ms, min([*pieces, *loads], default=math.inf))
-        old_s, soon_ms = time.monotonic() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
+        old_s, soon_ms = self._now() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
         if any(piece.version_s < old_s and piece.end_ms > soon_ms for piece in self._pieces):
             self._give_up_from(soon_ms)
         self._load_ahead(cutoff_ms)
@@ -259,11 +199,11 @@ class PrefetchWindow:
     def _load_ahead(self, cutoff_ms: int) -> None:
         """Start to load the next messages, if less than half a window is loaded. Reach less far after a failure."""
         loaded_ms = self._horizon_ms - cutoff_ms
-        if loaded_ms >= self._ahead_ms // 2 or not self._failures.is_over(LOAD, [_NEAR]):
+        if loaded_ms >= self._ahead_ms // 2 or not self._failures.is_over(LOAD, [NEAR]):
             return
         held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
         end = self._reach.onward(self._horizon_ms, cutoff_ms, held)
-        if not self._failures.is_over(LOAD, [_FAR]):
+        if not self._failures.is_over(LOAD, [FAR]):
             end = max(self._horizon_ms, min(end, cutoff_ms + self._ahead_ms))
         # In steps of half a window: each load costs a Spark job, however few its messages are.
         step_ms = end - self._horizon_ms
@@ -272,7 +212,7 @@ class PrefetchWindow:
         elif step_ms:
             return
         # Forget a failure if nothing is left to load so far ahead.
-        self._failures.keep(LOAD, [_NEAR, _FAR], set().union(*(load.tries for load in self._loading)))
+        self._failures.keep(LOAD, [NEAR, FAR], set().union(*(load.tries for load in self._loading)))
 
     def close(self) -> None:
         """Stop loading."""
@@ -284,7 +224,7 @@ class PrefetchWindow:
         So it is if much was sealed into it, or a little many times: one load will take all that together.
         """
         end = self._reach.back(self._horizon_ms, self._cutoff_ms)
-        if len(self._pieces) + len(self._loading) >= _MOST_PIECES:
+        if len(self._pieces) + len(self._loading) >= self._most_pieces:
             end = min(end, self._cutoff_ms + self._ahead_ms)
         end = max(end, self._next_ms)
         if end < self._horizon_ms:
@@ -302,7 +242,7 @@ class PrefetchWindow:
         for piece in self._pieces:
             if piece.start_ms >= end:
                 piece.chunks.unpersist()
-        self._pieces = [_ending_at(end, piece) for piece in self._pieces if piece.start_ms < end]
+        self._pieces = [piece.ending_at(end) for piece in self._pieces if piece.start_ms < end]
 
     def _load_on(self, end_ms: int, is_onward: bool = False) -> None:
         """Start to load the messages from the horizon up to `end_ms`, and move the horizon there."""
@@ -325,78 +265,22 @@ class PrefetchWindow:
         """
         if segments:
             parts = self._catalog.parts_of(segments)
-            version, version_s = self._store.version(), time.monotonic()
+            version, version_s = self._store.version(), self._now()
             chunks = self._store.chunks(start_ms, end_ms, parts, buckets, version)
-            load = inheritable_thread_target(self._store.spark)(self._load)
             _, nbytes = due_in(segments, start_ms, end_ms)
             least = sum(
                 segment.count
                 for segment in self._catalog.unannounced(segments)
                 if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
             )
-            piece = self._loader.submit(load, chunks, segments, start_ms, end_ms, least, nbytes, version, version_s)
-            reach = _NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else _FAR
-            self._loading.append(_Load(start_ms, end_ms, end_ms, nbytes, version_s, reach, is_onward, piece))
-
-    def _load(
-        self,
-        chunks: DataFrame,
-        segments: list[Segment],
-        start_ms: int,
-        end_ms: int,
-        least: int,
-        nbytes: float,
-        version: int,
-        version_s: float,
-    ) -> _Piece:
-        """Read the chunks of the table at `version`, and cache their messages, which have about `nbytes`.
-
-        Raises BucketUnreadable if a file is damaged, naming the file and the messages that wait in it. Raises it too if
-        there are fewer than `least` messages, with those that it leaves out as cancelled.
-        """
-        use_pool(self._store.spark, LOADS)
-        first_bucket = min(segment.bucket for segment in segments)
-        cancelled = self._store.cancelled_chunks(start_ms, end_ms, first_bucket, ALL_BUCKETS, version)
-        left_out = self._store.step_count()
-        if cancelled is None:
-            in_window = window_rows(start_ms, end_ms, self._shards)
-            loaded = chunks.sortWithinPartitions(*ORDER).mapInArrow(in_window, _WINDOW).persist()
-        else:
-            # The ids meet the messages of their due times: one task for each slice.
-            leave_out = CancelledFilter(ALL_BUCKETS, left_out)
-            in_slice = partial(window_rows, shards=self._shards, cancelled=leave_out)
-            ranges = slices(segments, start_ms, end_ms)
-            loaded = in_slices(chunks, cancelled, ranges, in_slice, _WINDOW).persist()
-        try:
-            rows = loaded.select("deliver_at_ms", "max_deliver_at_ms", "count", "repeats").collect()
-        except (Py4JJavaError, PySparkException) as problem:
-            if error := unreadable_bucket(self._store, segments, problem):
-                # Without its cause: Spark would copy every line of that into the query's error.
-                raise error from None
-            raise
-        count = sum(row["count"] for row in rows)
-        if count < least - left_out.take():
-            raise BucketUnreadable(
-                f"{self._store.path} has {count} messages due in [{start_ms}, {end_ms}), but its metadata "
-                f"says at least {least}"
-            )
-        log.info("loaded %d sealed messages due from %s to %s", count, instant_and_ms(start_ms), instant_and_ms(end_ms))
-        columns = np.array(
-            [(row["deliver_at_ms"], row["max_deliver_at_ms"], row["repeats"]) for row in rows], dtype=np.int64
-        )
-        return _Piece(start_ms, end_ms, nbytes, version_s, loaded, *columns.reshape(-1, 3).T)
+            wanted = Wanted(segments, start_ms, end_ms, least, nbytes, version, version_s, self._shards)
+            load = inheritable_thread_target(self._store.spark)(load_piece)
+            piece = self._loader.submit(load, self._store, chunks, wanted)
+            reach = NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else FAR
+            self._loading.append(Load(start_ms, end_ms, end_ms, nbytes, version_s, reach, is_onward, piece))
 
 
-def _chunks_in(piece: _Piece, start_ms: int, until_ms: int) -> DataFrame:
-    chunks = piece.chunks.where(f"max_deliver_at_ms >= {start_ms} AND deliver_at_ms < {until_ms}")
-    return chunks.selectExpr("*", f"{until_ms}L AS until_ms")
-
-
-def _ending_at(end_ms: int, piece: _Piece) -> _Piece:
-    return replace(piece, end_ms=min(piece.end_ms, end_ms))
-
-
-def _release(load: Future[_Piece]) -> None:
+def _release(load: Future[Piece]) -> None:
     # A load that failed is tried again in its time, and then it fails the batch.
     if not load.cancelled() and load.exception() is None:
         load.result().chunks.unpersist()

@@ -22,7 +22,6 @@ from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import decode_chunk
-from streaming.job.sealed import prefetch_window
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled, messages, some_batch_settings
@@ -46,10 +45,10 @@ def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSet
 
 
 def window_of(
-    store: BucketTable, ahead_ms: int = 1_000, max_bytes: int = 10**9
+    store: BucketTable, ahead_ms: int = 1_000, max_bytes: int = 10**9, **options: Any
 ) -> tuple[PrefetchWindow, SegmentCatalog]:
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
-    return PrefetchWindow(store, catalog, 0, [], ahead_ms, max_bytes, shards=2), catalog
+    return PrefetchWindow(store, catalog, 0, [], ahead_ms, max_bytes, shards=2, **options), catalog
 
 
 def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
@@ -141,11 +140,12 @@ def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_th
 
 
 def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spark_has_lost_it(
-    store: BucketTable, monkeypatch: pytest.MonkeyPatch
+    store: BucketTable,
 ) -> None:
     seal(store, {1: [50, 500, 50_000], 2: [600, 60_000]}, 1)
     before = {row["path"] for row in store.files()}
-    window, catalog = window_of(store)
+    now_s = 0.0
+    window, catalog = window_of(store, now=lambda: now_s)
     taken_messages = taken(window, 0, 100)
     assert window._horizon_ms > 60_000, "it is loaded far ahead"
     merge = Merge(MergeName(1, 2, 1), {number: list(catalog.buckets[number]) for number in (1, 2)})
@@ -154,9 +154,8 @@ def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spa
     catalog.announce(merge.replaced, merge.merged)
     finish_merge(store, merge, 1)
     catalog.replace(merge.buckets, merge.merged)
-    with monkeypatch.context() as half_an_hour_later:
-        half_an_hour_later.setattr(prefetch_window, "_FRESH_S", 0.0)
-        taken_messages += taken(window, 100, 200)
+    now_s += 1_801
+    taken_messages += taken(window, 100, 200)
     taken_messages += taken(window, 200, 1_300)
     # As the vacuum does.
     for path in before - {row["path"] for row in store.files()}:
@@ -423,12 +422,9 @@ def test_what_is_loaded_for_days_ahead_is_kept_no_longer_than_its_messages(store
 
 
 @pytest.mark.thorough
-def test_many_small_seals_for_later_are_loaded_again_together(
-    store: BucketTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetch_window, "_MOST_PIECES", 4)
+def test_many_small_seals_for_later_are_loaded_again_together(store: BucketTable) -> None:
     seal(store, {1: [10**8]}, 1)
-    window, _ = window_of(store)
+    window, _ = window_of(store, most_pieces=4)
     before = cached(store)
     for number in range(2, 12):
         seal(store, {number: [50_000 + number]}, number)
