@@ -4,6 +4,6 @@ No Spark and no message in here. Only `conf.kafka` opens Kafka clients, and only
 
 Read `settings`, `sections` and `topic_tables` (each setting), `setting_groups` (who sets which), `setting_types` and
 `setting_checks` (how one value is checked, and several together), `spark_options` (which of Spark's are refused),
-`load` (where values come from), `errors` (the tree, with its codes); `secrets`, `durations`, `instants`, `printable`,
-`logs`, `end_signals`, `failpoints` and `process_tree` as needed; then the packages `kafka` and `java`.
+`load` (where values come from), `errors` and `rejected` (the tree, with its codes); `secrets`, `durations`, `instants`,
+`printable`, `logs`, `end_signals`, `failpoints` and `process_tree` as needed; then the packages `kafka` and `java`.
 """

@@ -4,8 +4,9 @@
     python docs/generate.py --check    # writes nothing; exit code 1 if a page does not match the code
 
 Sources: the typer app (`streaming.cli.app`), `conf/delayline.toml` (defaults and their comments), `conf/sections.py`
-(allowed values), `conf/errors.py` (codes), `docs/reference/remedies.toml` (what to do about each code), the titles of
-`docs/operate/runbooks` (which codes have a runbook), and the calls in `streaming/monitor` that make metrics.
+(allowed values), `conf/errors.py` and `conf/rejected.py` (codes), `docs/reference/remedies.toml` (what to do about each
+code), the titles of `docs/operate/runbooks` (which codes have a runbook), and the calls in `streaming/monitor` that
+make metrics.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typer.main import get_command
 # The code of this checkout, whichever one is installed in the Python environment.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from conf.errors import DelaylineError, Rejected
+from conf.errors import DelaylineError
+from conf.rejected import Rejected
 from conf.setting_groups import EVERYBODY, group_of
 from conf.settings import Settings
 from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
@@ -258,7 +260,7 @@ def _dead_letters(remedies: Mapping[str, str]) -> str:
     _check_remedies(codes, remedies, "dead-letters")
     rows = [(f"`{code}`", _text(remedies[code])) for code in codes]
     return (
-        _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Dead-letter codes")
+        _HEAD.format(source="conf/rejected.py and docs/reference/remedies.toml", title="Dead-letter codes")
         + "\nThe header `delayline-error` of a dead letter has one of these codes; `delayline-error-text` has the code "
         "and a message. [Dead letters](../publish/dead-letters.md) describes them.\n\n"
         + _table(("code", "the record"), rows)

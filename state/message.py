@@ -30,7 +30,7 @@ MESSAGE_SCHEMA = pa.schema(
         # Where it goes: decided once, when the message is accepted.
         pa.field("output_topic", pa.string()),
         pa.field("output_partition", pa.int32()),
-        # Dead letters only: the code and the sentence of the error (`conf.errors.Rejected`).
+        # Dead letters only: the code and the sentence of the error (`conf.rejected.Rejected`).
         pa.field("error_code", pa.string()),
         pa.field("error_text", pa.string()),
         # The record as it was published, with nulls and repeated header names.

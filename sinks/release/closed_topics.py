@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import TopicClosed
+from conf.rejected import TopicClosed
 from conf.settings import Settings
 from sinks.topics.limits import TopicAccess, topic_access
 from sinks.topics.roles import required_topics

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.durations import format_duration
-from conf.errors import Expired
+from conf.rejected import Expired
 from conf.settings import Settings
 from conf.topic_tables import Policy
 from sinks.release.records import Record, record_due_ms, record_id, records

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from conf.errors import Rejected
+from conf.rejected import Rejected
 
 # The most suspects between two flushes: about as many as have room in a batch, mostly.
 FIRST_GROUP = 1_000

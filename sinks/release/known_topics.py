@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import MessageTooLarge, RecordRefused, Rejected
 from conf.kafka.clients import STARTING_S
 from conf.kafka.rights import write_barred
+from conf.rejected import MessageTooLarge, RecordRefused, Rejected
 from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics, refused_by
 from sinks.release.expiry import Expiry

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from conf.errors import DeliveryFailed, MessageTooLarge, RecordRefused
+from conf.errors import DeliveryFailed
+from conf.rejected import MessageTooLarge, RecordRefused
 from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics
 from sinks.release.planned import Planned

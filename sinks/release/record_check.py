@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import MessageTooLarge, RecordRefused, Rejected, TopicMismatch
+from conf.errors import TopicMismatch
+from conf.rejected import MessageTooLarge, RecordRefused, Rejected
 from sinks.release.closed_topics import Closed, refused_by
 from sinks.release.expiry import Expiry
 from sinks.release.records import (

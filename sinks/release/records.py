@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import Rejected
+from conf.rejected import Rejected
 from sinks.release.wall_clock import now_ms
 from state.dead_letter import Headers, error_headers
 from state.message import DELIVER_AT_HEADER, ID_HEADER

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import DelaylineError, MessageTooLarge, RecordRefused, Rejected, TopicMismatch, TopicMissing
+from conf.errors import DelaylineError, TopicMismatch, TopicMissing
 from conf.kafka.error_codes import is_of_client, is_outage
 from conf.kafka.rights import write_barred
+from conf.rejected import MessageTooLarge, RecordRefused, Rejected
 from sinks.release.record_check import Refusals
 from sinks.release.records import Record, record_bytes, record_id
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from conf.errors import Rejected
+from conf.rejected import Rejected
 from sinks.internal_topics.position import Position
 
 log = logging.getLogger(__name__)

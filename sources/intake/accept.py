@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
+from conf.rejected import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.sections import MOST_MESSAGE_BYTES
 from sources.intake.accepted import Accepted
 from sources.intake.admission import refuse_waiting

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import TooManyWaiting
+from conf.rejected import TooManyWaiting
 from sources.intake.header_columns import Ints, Rejections
 from state.checkpoint.batch_settings import BatchSettings, Refusal
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadCancel, BadDeliverNow, Rejected
+from conf.rejected import BadCancel, BadDeliverNow, Rejected
 from sources.intake.header_columns import Headers, Rejections, column_of
 from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, REPLACES_HEADER
 from state.header_values import header_text

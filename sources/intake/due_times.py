@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.durations import format_duration
-from conf.errors import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
+from conf.rejected import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
 from sources.intake.envelopes import check_version
 from sources.intake.header_columns import Headers, Ints, Mask, Rejections, only, parse_distinct
 from sources.intake.preset_headers import Meaning, Preset, ScheduleHeader

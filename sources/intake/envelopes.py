@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadDeliverTo, BadSchedule
+from conf.rejected import BadDeliverTo, BadSchedule
 from conf.sections import HeaderSettings
 from sources.intake.header_case import in_any_case
 from sources.intake.header_columns import (

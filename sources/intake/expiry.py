@@ -5,7 +5,7 @@ What expires later, while it waits, is found by the release (`sinks.release.expi
 
 from __future__ import annotations
 
-from conf.errors import BadExpiry, Expired
+from conf.rejected import BadExpiry, Expired
 from sources.intake.header_columns import Headers, Ints, Rejections, parse_distinct
 from state.header_values import header_text, parse_instant
 

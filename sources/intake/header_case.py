@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import HeaderCase, quoted
+from conf.errors import quoted
+from conf.rejected import HeaderCase
 from sources.intake.header_columns import Headers, Mask, Rejections, only, parse_distinct
 from sources.intake.preset_headers import Preset
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER

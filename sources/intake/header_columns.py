@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import Rejected, quoted
+from conf.errors import quoted
+from conf.rejected import Rejected
 from state.header_values import header_text
 from state.message import HEADERS
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadName, Rejected
+from conf.rejected import BadName, Rejected
 from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header
 from sources.intake.header_columns import Headers, Rejections, column_of, one_array, parse_choice, parse_distinct

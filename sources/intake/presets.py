@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from conf.errors import BadSchedule, Rejected, quoted
+from conf.errors import quoted
+from conf.rejected import BadSchedule, Rejected
 from conf.topic_tables import PRESETS
 from sources.intake.preset_headers import Meaning, Origin, Preset, Repeat, ScheduleHeader
 from sources.intake.schedule import parse_delay_level

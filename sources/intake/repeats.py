@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from conf.durations import format_duration
-from conf.errors import BadRepeat, BadTimestamp, DelayTooLong, Rejected
+from conf.rejected import BadRepeat, BadTimestamp, DelayTooLong, Rejected
 from sources.intake.due_times import LEAST_TIMESTAMP_MS, MOST_SKEW_MS
 from sources.intake.header_columns import Headers, Ints, Mask, Rejections
 from sources.intake.preset_headers import Preset, Repeat

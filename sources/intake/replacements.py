@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import BadReplaces
+from conf.rejected import BadReplaces
 from sources.intake.accepted import Accepted, request_rows
 from sources.intake.cancels import has_header, ids_named
 from sources.intake.header_columns import Headers, Rejections, flatten, one_array, parse_choice, parse_distinct

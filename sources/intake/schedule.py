@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from conf.durations import FORMS, parse_duration_ms
-from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, quoted
+from conf.errors import quoted
+from conf.rejected import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo
 from state.header_values import MAX_INSTANT_MS, header_text, parse_instant, whole_number
 
 # The topic names that Kafka allows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from conf.errors import TwoDelays
+from conf.rejected import TwoDelays
 from conf.sections import HeaderSettings
 from sources.intake.repeats import parse_schedule
 from sources.intake.schedule import parse_delay_level, parse_deliver_after, parse_deliver_at, parse_deliver_to

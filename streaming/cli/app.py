@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from conf.errors import DelaylineError, Rejected
+from conf.errors import DelaylineError
+from conf.rejected import Rejected
 from streaming.cli.broker import broker, jars
 from streaming.cli.cancel import cancel
 from streaming.cli.checkpoint import rebuild, rescale

@@ -128,7 +128,7 @@ def _json(outcome: Outcome) -> str:
 
 
 def _codes(codes: list[str]) -> frozenset[str]:
-    from conf.errors import Rejected
+    from conf.rejected import Rejected
 
     known = sorted(error.code for error in Rejected.__subclasses__())
     if unknown := [code for code in codes if code not in known]:

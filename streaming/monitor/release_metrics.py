@@ -9,8 +9,8 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from conf.errors import Rejected
 from conf.kafka.clients import OPEN_TIMEOUT_S
+from conf.rejected import Rejected
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
 from state.reasons import RESULTS

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from conf.durations import format_duration
-from conf.errors import MessageTooLarge, PublishFailed, UsageError
+from conf.errors import PublishFailed, UsageError
 from conf.kafka.options import librdkafka_options
+from conf.rejected import MessageTooLarge
 from conf.settings import Settings
 from sinks.release.expiry import Expiry
 from sinks.release.record_check import compresses

@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.errors import (
-    MOST_TEXT_BYTES,
-    DelaylineError,
-    KafkaError,
-    Rejected,
-    SettingError,
-    SetupError,
-    StorageError,
-    UsageError,
-    quoted,
-)
+from conf.errors import DelaylineError, KafkaError, SettingError, SetupError, StorageError, UsageError, quoted
+from conf.rejected import MOST_TEXT_BYTES, Rejected
 
 
 def descendants(root: type[DelaylineError]) -> Iterator[type[DelaylineError]]:

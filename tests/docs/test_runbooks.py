@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.errors import DelaylineError, Rejected
+from conf.errors import DelaylineError
+from conf.rejected import Rejected
 from tests.docs.documents import ROOT, Document
 
 OPERATE = ROOT / "docs/operate"

@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaException
 
-from conf.errors import BrokerUnreachable, DelaylineError, RightMissing, TopicClosed, TopicMismatch, TopicMissing
+from conf.errors import BrokerUnreachable, DelaylineError, RightMissing, TopicMismatch, TopicMissing
 from conf.load import load_settings
+from conf.rejected import TopicClosed
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position

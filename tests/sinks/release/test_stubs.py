@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from conf.errors import Expired
+from conf.rejected import Expired
 from sinks.release.records import Record, as_dead_letter
 from sinks.release.stubs import as_stub
 from sources.dead_letters.letter import DeadLetter, read_letter

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from conf import errors
-from conf.errors import Rejected
+from conf import rejected
+from conf.rejected import Rejected
 from conf.sections import HeaderSettings
 from sources.intake.accept import accept
 from state.message import MESSAGE_SCHEMA
@@ -68,35 +68,35 @@ def test_a_publishers_clock_may_be_ahead_even_with_the_longest_delay() -> None:
 @pytest.mark.parametrize(
     ("pairs", "error"),
     [
-        ([("deliver-at", b"1"), ("deliver-after", b"1s")], errors.TwoDelays),
-        ([("deliver-after", b"1s"), ("deliver-after", b"1s")], errors.TwoDelays),
-        ([("delay-level", b"x"), ("deliver-at", b"x")], errors.TwoDelays),
-        ([("deliver-at", b"soon")], errors.BadDeliverAt),
-        ([("deliver-at", None)], errors.BadDeliverAt),
-        ([("deliver-after", b"\x00")], errors.BadDeliverAfter),
-        ([("deliver-after", None)], errors.BadDeliverAfter),
-        ([("delay-level", b"-1")], errors.BadDelayLevel),
-        ([("deliver-after", b"367d")], errors.DelayTooLong),
-        ([("deliver-at", b"9" * 14)], errors.DelayTooLong),
-        ([("deliver-at", b"9" * 100)], errors.DelayTooLong),
-        ([("deliver-at", b"9223372036854775807")], errors.DelayTooLong),
-        ([("deliver-at", b"1798000005")], errors.BadDeliverAt),
-        ([("deliver-at", b"60000")], errors.BadDeliverAt),
-        ([("Deliver-After", b"10s")], errors.HeaderCase),
-        ([("deliver-after", b"999999999999999999d")], errors.DelayTooLong),
-        ([("deliver-to", b"")], errors.BadDeliverTo),
-        ([("deliver-to", None)], errors.BadDeliverTo),
-        ([("deliver-to", b"orders\x00")], errors.BadDeliverTo),
-        ([("deliver-to", b"orders"), ("deliver-to", b"orders")], errors.BadDeliverTo),
-        ([("deliver-to", b"secret")], errors.TopicNotAllowed),
-        ([("deliver-to", b"delayline-in")], errors.TopicNotAllowed),
-        ([("deliver-to", b"new-orders")], errors.TopicUnknown),
-        ([("x", bytes(1_000))], errors.MessageTooLarge),
-        ([("delayline-repeat", b"every 10m")], errors.BadRepeat),
+        ([("deliver-at", b"1"), ("deliver-after", b"1s")], rejected.TwoDelays),
+        ([("deliver-after", b"1s"), ("deliver-after", b"1s")], rejected.TwoDelays),
+        ([("delay-level", b"x"), ("deliver-at", b"x")], rejected.TwoDelays),
+        ([("deliver-at", b"soon")], rejected.BadDeliverAt),
+        ([("deliver-at", None)], rejected.BadDeliverAt),
+        ([("deliver-after", b"\x00")], rejected.BadDeliverAfter),
+        ([("deliver-after", None)], rejected.BadDeliverAfter),
+        ([("delay-level", b"-1")], rejected.BadDelayLevel),
+        ([("deliver-after", b"367d")], rejected.DelayTooLong),
+        ([("deliver-at", b"9" * 14)], rejected.DelayTooLong),
+        ([("deliver-at", b"9" * 100)], rejected.DelayTooLong),
+        ([("deliver-at", b"9223372036854775807")], rejected.DelayTooLong),
+        ([("deliver-at", b"1798000005")], rejected.BadDeliverAt),
+        ([("deliver-at", b"60000")], rejected.BadDeliverAt),
+        ([("Deliver-After", b"10s")], rejected.HeaderCase),
+        ([("deliver-after", b"999999999999999999d")], rejected.DelayTooLong),
+        ([("deliver-to", b"")], rejected.BadDeliverTo),
+        ([("deliver-to", None)], rejected.BadDeliverTo),
+        ([("deliver-to", b"orders\x00")], rejected.BadDeliverTo),
+        ([("deliver-to", b"orders"), ("deliver-to", b"orders")], rejected.BadDeliverTo),
+        ([("deliver-to", b"secret")], rejected.TopicNotAllowed),
+        ([("deliver-to", b"delayline-in")], rejected.TopicNotAllowed),
+        ([("deliver-to", b"new-orders")], rejected.TopicUnknown),
+        ([("x", bytes(1_000))], rejected.MessageTooLarge),
+        ([("delayline-repeat", b"every 10m")], rejected.BadRepeat),
         # Of two errors, the one about the delay is reported.
-        ([("deliver-to", b"secret"), ("deliver-after", b"soon")], errors.BadDeliverAfter),
-        ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], errors.BadDeliverTo),
-        ([("deliver-to", b"secret"), ("x", bytes(1_000))], errors.TopicNotAllowed),
+        ([("deliver-to", b"secret"), ("deliver-after", b"soon")], rejected.BadDeliverAfter),
+        ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], rejected.BadDeliverTo),
+        ([("deliver-to", b"secret"), ("x", bytes(1_000))], rejected.TopicNotAllowed),
     ],
 )
 def test_each_error_sends_the_whole_record_to_the_dead_letters_under_its_code(
@@ -117,17 +117,17 @@ def test_there_is_a_case_above_for_every_error_that_rejects() -> None:
     # Whether an output topic refuses a record is known only when it is due. Presets, policies, names, cancels
     # and replacements have tests of their own.
     elsewhere = {
-        errors.RecordRefused,
-        errors.TopicClosed,
-        errors.BadSchedule,
-        errors.BadCancel,
-        errors.BadDeliverNow,
-        errors.BadName,
-        errors.BadReplaces,
-        errors.BadExpiry,
-        errors.Expired,
-        errors.TooManyWaiting,
-        errors.BadTimestamp,
+        rejected.RecordRefused,
+        rejected.TopicClosed,
+        rejected.BadSchedule,
+        rejected.BadCancel,
+        rejected.BadDeliverNow,
+        rejected.BadName,
+        rejected.BadReplaces,
+        rejected.BadExpiry,
+        rejected.Expired,
+        rejected.TooManyWaiting,
+        rejected.BadTimestamp,
     }
     assert {error for _, error in marks[0].args[1]} == set(Rejected.__subclasses__()) - elsewhere
 

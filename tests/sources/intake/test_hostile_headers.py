@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conf.errors import MOST_TEXT_BYTES
+from conf.rejected import MOST_TEXT_BYTES
 from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.preset_headers import Preset

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected
+from conf.rejected import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected
 from conf.sections import LevelSettings
 from sources.intake.schedule import (
     MAX_INSTANT_MS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conf.errors import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected, TwoDelays
+from conf.rejected import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected, TwoDelays
 from conf.sections import HeaderSettings
 from sources.intake.schedule_headers import schedule_headers
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import MOST_TEXT_BYTES
+from conf.rejected import MOST_TEXT_BYTES
 from conf.sections import MOST_MESSAGE_BYTES
 from sinks.release.records import records as written
 from sources.dead_letters.letter import read_letter

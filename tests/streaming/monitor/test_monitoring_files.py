@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from benchmarks.plain import RATES
-from conf.errors import Rejected
+from conf.rejected import Rejected
 from sinks.internal_topics.position import Position
 from sinks.release.counts import BOUNDS_MS, ReleaseCounts
 from sinks.release.shard import Backlog
