@@ -19,7 +19,8 @@ from benchmarks.waiting import say, wait_until
 from conf.load import load_settings
 from state.buckets.catalog import SegmentCatalog
 from streaming.job.sealed.prefetch_window import PrefetchWindow
-from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.maintenance import Maintenance, TableContents
+from streaming.maintenance.merge_plan import MergeRules
 
 MESSAGES, SEALED_AT_ONCE = 10_000_000, 200_000
 SEALED, MERGED = "unmerged buckets", "merged buckets"
@@ -71,7 +72,7 @@ def _case(table: SealedTable, case: str, buckets: int, fan_in: int) -> dict[str,
     say(f"{case}: sealing {buckets} buckets of {SEALED_AT_ONCE:,} messages")
     chance = np.random.default_rng(1)
     catalog = SegmentCatalog()
-    merging = Maintenance(table.store, catalog, {}, (), table.batch_settings, 1, fan_in)
+    merging = Maintenance(table.store, catalog, TableContents(), MergeRules(table.batch_settings, 1, fan_in))
     dues = [np.sort(chance.integers(0, _YEAR_MS, SEALED_AT_ONCE)) for _ in range(buckets)]
     for number, deliver_at_ms in enumerate(dues):
         segments = table.seal(number, deliver_at_ms)

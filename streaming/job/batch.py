@@ -41,7 +41,8 @@ from streaming.job.steps.report import BatchReport
 from streaming.job.steps.sealing import Sealing
 from streaming.job.steps.staging import Staging
 from streaming.maintenance.failures import Failures
-from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.maintenance import Maintenance, TableContents
+from streaming.maintenance.merge_plan import MergeRules
 from streaming.monitor.job_metrics import JobCounts
 
 log = logging.getLogger(__name__)
@@ -87,15 +88,15 @@ class BatchRunner:
         self._maintenance = Maintenance(
             state.store,
             state.catalog,
-            state.parts,
-            state.abandoned,
-            batch_settings,
-            state.merge_token,
-            settings.bucket.fan_in,
-            # A merge is one task at a time, and leaves most cores to the batches.
-            threads=max(1, state.store.spark.sparkContext.defaultParallelism // 4),
-            id_rows=state.id_rows,
-            forgettable=self._cancels.forgettable,
+            TableContents(state.parts, state.abandoned, state.id_rows),
+            MergeRules(
+                batch_settings,
+                state.merge_token,
+                settings.bucket.fan_in,
+                # A merge is one task at a time, and leaves most cores to the batches.
+                threads=max(1, state.store.spark.sparkContext.defaultParallelism // 4),
+            ),
+            self._cancels.forgettable,
             failures=failures,
         )
         # Of one batch the hand-over and the seal, and the two that follow the seal before.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import NOTHING_FORGETTABLE, Forgettable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows
 from state.buckets.segments import Segment
-from state.checkpoint.batch_settings import BatchSettings
 from streaming.maintenance.bucket_merges import BucketMerges
 from streaming.maintenance.clean_up import LogCleanUp, Vacuum
 from streaming.maintenance.deletion import Deletion
@@ -30,8 +30,22 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.2
 
 
+@dataclass(frozen=True)
+class TableContents:
+    """What the table has when a job starts.
+
+    - `parts`: the last due time in each part (epoch ms)
+    - `abandoned`: the Delta partitions that merges of an earlier process have left, and nothing needs
+    - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name
+    """
+
+    parts: dict[str, int] = field(default_factory=dict)
+    abandoned: Collection[str] = ()
+    id_rows: Mapping[IdRows, Mapping[int, int]] = field(default_factory=dict)
+
+
 class Maintenance:
-    """Deletes parts that are handed over whole, merges buckets slice by slice, vacuums, and cleans the table's log.
+    """Deletes parts that are staged as a whole, merges buckets slice by slice, vacuums, and cleans the table's log.
 
     All of it runs in other threads: merges in theirs (`Merging`), the rest in one, a step at a time. Only the query's
     thread uses the catalog. What fails is set aside for a while (`Failures`).
@@ -41,13 +55,8 @@ class Maintenance:
         self,
         store: BucketTable,
         catalog: SegmentCatalog,
-        parts: dict[str, int],
-        abandoned: Iterable[str],
-        batch_settings: BatchSettings,
-        token: int,
-        fan_in: int,
-        threads: int = 1,
-        id_rows: Mapping[IdRows, Mapping[int, int]] | None = None,
+        contents: TableContents,
+        rules: MergeRules,
         forgettable: Callable[[int], Forgettable] = lambda _: NOTHING_FORGETTABLE,
         now: Callable[[], float] = time.monotonic,
         failures: Failures | None = None,
@@ -57,13 +66,8 @@ class Maintenance:
         Args:
             store: the table of sealed buckets.
             catalog: the metadata of the live segments; a merge replaces segments in it.
-            parts: the parts that the table has, and the last due time in each (epoch ms).
-            abandoned: the Delta partitions that merges of an earlier process have left, and nothing needs.
-            batch_settings: how a merge cuts segments.
-            token: for the merges of this process; Delta refuses those of an earlier one.
-            fan_in: how many buckets a merge has.
-            threads: how many slices of merges may run at the same time.
-            id_rows: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
+            contents: what the table has now.
+            rules: how merges are made.
             forgettable: returns which cancelled ids are of no use any more, given the cutoff (epoch ms) below which
                 everything is handed over.
             now: a clock that returns seconds.
@@ -77,9 +81,8 @@ class Maintenance:
         def files_left() -> None:
             vacuum.left(now())
 
-        self._deletion = Deletion(store, parts, abandoned, files_left)
-        self._joins = IdJoins(store, id_rows or {}, forgettable, fan_in, self._failures, files_left, now())
-        rules = MergeRules(batch_settings, token, fan_in, threads)
+        self._deletion = Deletion(store, contents.parts, contents.abandoned, files_left)
+        self._joins = IdJoins(store, contents.id_rows, forgettable, rules.fan_in, self._failures, files_left, now())
         self._merges = BucketMerges(
             store, catalog, rules, self._deletion, self._failures, files_left, initializer=self._set_pool
         )

@@ -27,7 +27,7 @@ class MergeRules(NamedTuple):
     batch_settings: BatchSettings
     token: int
     fan_in: int
-    threads: int
+    threads: int = 1
 
 
 class MergePlan:

@@ -22,7 +22,8 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.message import decode_chunk
 from state.names import NAMED_SCHEMA, name_rows
-from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.maintenance import Maintenance, TableContents
+from streaming.maintenance.merge_plan import MergeRules
 from streaming.storage.failures import storage_failure, text_of
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
@@ -57,10 +58,14 @@ def _maintained(store: BucketTable, cutoff_ms: int = 0) -> Maintenance:
     """Run all steps that are due, and return what ran them."""
     segments = _segments(store)
     maintenance = Maintenance(
-        store, SegmentCatalog(each for each in segments if each.max_deliver_at_ms >= cutoff_ms),
-        {segment.part: segment.max_deliver_at_ms for segment in segments}, (), BATCH_SETTINGS, 1, FAN_IN,
-        id_rows={IdRows.NAMED: store.id_partitions(IdRows.NAMED)},
-    )  # fmt: skip
+        store,
+        SegmentCatalog(each for each in segments if each.max_deliver_at_ms >= cutoff_ms),
+        TableContents(
+            {segment.part: segment.max_deliver_at_ms for segment in segments},
+            id_rows={IdRows.NAMED: store.id_partitions(IdRows.NAMED)},
+        ),
+        MergeRules(BATCH_SETTINGS, 1, FAN_IN),
+    )
     for _ in range(30):
         maintenance.before_batch(100, cutoff_ms)
         if not maintenance.busy:

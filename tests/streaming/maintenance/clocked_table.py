@@ -14,7 +14,8 @@ from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, segment_rows
-from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.maintenance import Maintenance, TableContents
+from streaming.maintenance.merge_plan import MergeRules
 from tests.messages import messages, some_batch_settings
 
 HOUR_MS = 3_600_000
@@ -85,11 +86,8 @@ def maintenance_of(table: Table, catalog: SegmentCatalog, **options: Any) -> Mai
     return Maintenance(
         table.store,
         catalog,
-        {},
-        (),
-        BATCH_SETTINGS,
-        token=1,
-        fan_in=FAN_IN,
+        TableContents(),
+        MergeRules(BATCH_SETTINGS, 1, FAN_IN),
         now=lambda: table.now_ms / 1000,
         **options,
     )

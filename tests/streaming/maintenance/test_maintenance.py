@@ -20,8 +20,9 @@ from state.buckets.merge import MergeSlice, most_behind
 from state.buckets.parts import IdRows, MergeName, abandoned
 from state.buckets.segments import ANY_SHARD, Segment, cut
 from state.names import NAMED_SCHEMA, name_rows
-from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.maintenance import Maintenance, TableContents
 from streaming.maintenance.merge import Merge, MergedSlice, finish_merge, merge_slice
+from streaming.maintenance.merge_plan import MergeRules
 from streaming.maintenance.merge_queue import MergeQueue
 from streaming.maintenance.merging import Merging
 from tests.messages import cancelled, messages
@@ -307,7 +308,11 @@ def test_what_an_earlier_process_merged_and_did_not_finish_is_deleted(table: Tab
     left = abandoned(table.store.delta_partitions())
     assert left
     maintenance = Maintenance(
-        table.store, SegmentCatalog(), {}, left, BATCH_SETTINGS, 2, FAN_IN, now=lambda: table.now_ms / 1000
+        table.store,
+        SegmentCatalog(),
+        TableContents(abandoned=left),
+        MergeRules(BATCH_SETTINGS, 2, FAN_IN),
+        now=lambda: table.now_ms / 1000,
     )
     run_until_idle(maintenance, 2, table.now_ms)
     maintenance.close()
@@ -387,7 +392,8 @@ def test_the_marker_of_a_merged_bucket_for_which_nothing_was_left_is_deleted(mon
     finished: list[MergeName] = []
     monkeypatch.setattr(streaming.maintenance.merge, "commit_merge", lambda _, name, *__: finished.append(name))
     catalog = SegmentCatalog()
-    maintenance = Maintenance(store, catalog, {}, (), BATCH_SETTINGS, 1, FAN_IN, now=lambda: store.minute * 60)
+    rules = MergeRules(BATCH_SETTINGS, 1, FAN_IN)
+    maintenance = Maintenance(store, catalog, TableContents(), rules, now=lambda: store.minute * 60)
     for number in range(FAN_IN):
         sealed = [segment for segment, _ in cut(messages([{"deliver_at_ms": 10}]), number, 0, BATCH_SETTINGS)]
         catalog.add(sealed)
@@ -404,9 +410,8 @@ def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None
     store: Any = Recorded()
     # A part whose last message is due after three hours, and two in the fifth hour.
     parts = {f"{minute:012d}": minute * 60_000 - 1 for minute in (180, 310, 330)}
-    maintenance = Maintenance(
-        store, SegmentCatalog(), parts, (), BATCH_SETTINGS, 1, FAN_IN, now=lambda: store.minute * 60
-    )
+    rules = MergeRules(BATCH_SETTINGS, 1, FAN_IN)
+    maintenance = Maintenance(store, SegmentCatalog(), TableContents(parts), rules, now=lambda: store.minute * 60)
     for store.minute in range(24 * 60):
         maintenance.before_batch(0, store.minute * 60_000)
         maintenance.wait(10)

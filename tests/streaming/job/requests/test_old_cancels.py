@@ -24,7 +24,8 @@ from state.kinds import REQUEST
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.local.broker import EmbeddedBroker
-from streaming.maintenance.maintenance import Maintenance
+from streaming.maintenance.maintenance import Maintenance, TableContents
+from streaming.maintenance.merge_plan import MergeRules
 from tests.conftest import MakeSettings
 from tests.messages import cancelled, some_batch_settings
 from tests.streaming.job.requests.desk_bench import ASKED_SCHEMA, asked_rows, output_of
@@ -92,9 +93,12 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
     with closing(RequestDesk(store, settings)) as desk:
         assert results(desk, store, settings, 9) == before
         maintenance = Maintenance(
-            store, SegmentCatalog([]), {}, (), BATCH_SETTINGS, 1, 2,
-            id_rows={IdRows.CANCELLED: store.id_partitions(IdRows.CANCELLED)}, forgettable=desk.forgettable,
-        )  # fmt: skip
+            store,
+            SegmentCatalog([]),
+            TableContents(id_rows={IdRows.CANCELLED: store.id_partitions(IdRows.CANCELLED)}),
+            MergeRules(BATCH_SETTINGS, 1, 2),
+            desk.forgettable,
+        )
         for _ in range(4):
             maintenance.before_batch(6, NOW_MS)
             maintenance.wait(60)
