@@ -29,7 +29,7 @@ MOST_DELIVERIES, _DELIVERED_BYTES = 8, 9 * 1024 * 1024
 class ChunkSummary:
     """What a chunk holds: its first and last order key, how many messages, and their bytes when they are decoded.
 
-    `batch` is the batch that handed it over. `asks` says whether some are asks that the release must decide.
+    `batch` is the batch that staged it. `has_requests` says whether some are requests that the release must decide.
     """
 
     batch: int
@@ -37,7 +37,7 @@ class ChunkSummary:
     last: OrderKey
     count: int
     nbytes: int
-    asks: bool = False
+    has_requests: bool = False
 
 
 _FORMAT = RecordFormat(TypeAdapter(ChunkSummary), "a chunk in the ready topic", number=2)
@@ -45,8 +45,9 @@ _FORMAT = RecordFormat(TypeAdapter(ChunkSummary), "a chunk in the ready topic", 
 
 def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeaders]:
     """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order."""
-    asks = bool((kinds_of(messages) == REQUEST).any())
-    summary = ChunkSummary(batch, key_of(messages), key_of(messages, -1), messages.num_rows, messages.nbytes, asks)
+    has_requests = bool((kinds_of(messages) == REQUEST).any())
+    first, last = key_of(messages), key_of(messages, -1)
+    summary = ChunkSummary(batch, first, last, messages.num_rows, messages.nbytes, has_requests)
     return encode_chunk(messages), [(_HEADER, _FORMAT.dump(summary))]
 
 

@@ -36,7 +36,7 @@ class Cancels:
     """What a batch decides about cancels: what it does not hand over, and what it answers.
 
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
-    - `left_out`: messages that came with the batch, and are not handed over; an ask may have the same id, and is
+    - `left_out`: messages that came with the batch, and are not staged; a request may have the same id, and is
     - `answers`: a table of `state.answers.ANSWER_SCHEMA`
     """
 
@@ -53,8 +53,8 @@ def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> Arro
 
     The input has a row for each chunk, with the columns `shard`, `chunk`, the order key of its first message (`ORDER`),
     and two due times, `from_ms` and `until_ms`. These limit the chunk to the messages due in [from_ms, until_ms); if
-    they are null, the whole chunk is handed over, with the answers of the asks in it. The rows of a shard are all in
-    one task, and in order of their keys.
+    they are null, the whole chunk is staged, with the answers to the requests in it. The rows of a shard are all in one
+    task, and in order of their keys.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

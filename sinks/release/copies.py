@@ -1,7 +1,7 @@
-"""Messages that the asks of a chunk want to be due at once: copies of those in waiting chunks.
+"""Copies of messages in waiting chunks that requests want to be due at once.
 
-These chunks are encoded, and the payloads of some must be read again. Not all of them may have room at one time, so
-each is searched as soon as it is there.
+These chunks are encoded, and the payloads of some must be read again. All of them together may not have room, so each
+is searched as soon as it is there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from state.order import OrderKey, count_before
 
 
 class Copies:
-    """Copies messages of waiting chunks for the asks of one chunk: the `wanted` ones."""
+    """Copies messages of waiting chunks for the requests of one chunk: the `wanted` ones."""
 
     def __init__(self) -> None:
         self._place: Place | None = None
         self.wanted: Ids = NO_IDS
-        # Those of each chunk from an order key on.
+        # The copies of each chunk, from an order key on.
         self._copied: dict[Place, tuple[OrderKey, pa.Table]] = {}
 
     def begin(self, place: Place | None = None, wanted: Ids = NO_IDS) -> None:
-        """Copy what is `wanted` for the asks at `place` from here on; forget what was copied for others."""
+        """Copy the messages `wanted` for the requests at `place` from now on; forget copies for other requests."""
         if place != self._place:
             self._place, self._copied = place, {}
         self.wanted = wanted
@@ -41,7 +41,7 @@ class Copies:
         self._copied[chunk.place] = chunk.first, wanted_of(messages, self.wanted)
 
     def of(self, chunk: Chunk) -> pa.Table:
-        """Return the copies of what waits in `chunk`: others of it may have been opened since."""
+        """Return the copies of messages that still wait in `chunk`: others may have been opened since."""
         _, copied = self._copied[chunk.place]
         return copied.slice(count_before(copied, chunk.first))
 

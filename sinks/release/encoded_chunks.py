@@ -36,7 +36,7 @@ class Chunk:
     summary: ChunkSummary
     # None if it was dropped, and must be read again.
     payload: bytes | None
-    # Of the messages that may be recalled, in parts; None until an ask makes it known.
+    # Of the messages that may be recalled, in parts; None until a request makes it known.
     ids: tuple[ChunkIds, ...] | None = None
 
     @property

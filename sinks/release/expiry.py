@@ -30,7 +30,7 @@ class Expiry:
 
     of_all: Policy
     by_topic: Mapping[str, Policy]
-    # The topics of what has no due time of its own: dead letters, and answers to asks.
+    # The topics of messages without a due time of their own: dead letters, and answers to requests.
     never: frozenset[str]
 
     @staticmethod

@@ -38,7 +38,7 @@ class Incoming:
     def needs_near_end(self) -> bool:
         """Whether requests wait for `learn_near_end`."""
         ready = self._chunks.incoming[Log.READY]
-        return bool(ready) and ready[0].summary.asks and ready[0].place.offset >= self._requests_below
+        return bool(ready) and ready[0].summary.has_requests and ready[0].place.offset >= self._requests_below
 
     def learn_near_end(self, end: int, requests_below: int) -> None:
         """Take note that no record at or above offset `end` was in the near log, committed or not, at a certain time.
@@ -57,7 +57,7 @@ class Incoming:
         may_come = (
             chunk
             for chunk in firsts
-            if (not chunk.summary.asks or not (requests_wait or self._waits_for_near(chunk)))
+            if (not chunk.summary.has_requests or not (requests_wait or self._waits_for_near(chunk)))
             and not (late_waits and _is_late(chunk, below))
         )
         return min(may_come, key=lambda chunk: chunk.need, default=None)

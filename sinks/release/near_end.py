@@ -1,7 +1,7 @@
-"""Where the near log of a shard ends when asks for a cancel have come: they wait until it is taken in up to there.
+"""Where the near log of a shard ends when requests have come: they wait until it is taken in up to there.
 
-What a reader of committed records sees does not say it: an open transaction of one forwarder hides what another one has
-committed behind it.
+A reader of committed records does not see that end: an open transaction of one forwarder hides records that another one
+has committed behind it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TIMEOUT_S = 10.0
 
 
 class NearEnd:
-    """Asks the broker whenever asks have come, and waits for no answer: other messages go on meanwhile."""
+    """Asks the broker whenever requests have come, without waiting for the answer: other messages continue."""
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int) -> None:
-        """`options` are librdkafka's. It connects when asks come."""
+        """`options` are librdkafka's. It connects when requests come."""
         self._partition = TopicPartition(settings.near_topic, shard)
         self._options = options
         self._client: AdminClient | None = None

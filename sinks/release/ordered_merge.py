@@ -107,7 +107,7 @@ class OrderedMerge:
     def messages_of(self, chunk: Chunk) -> pa.Table:
         """Return what is left of a chunk without requests: these are decided when it is taken in."""
         messages = chunk.decoded()
-        if chunk.summary.asks:
+        if chunk.summary.has_requests:
             messages = messages.filter(pa.array(kinds_of(messages) != REQUEST))
         return without_cancelled(messages, self._removals.ids_at(chunk.place))
 

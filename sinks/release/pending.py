@@ -130,7 +130,7 @@ class Pending:
             return
         self._incoming.reach({log: offset + 1})
         below, is_taken_in = self.position.below_at(place), offset < self.position.of(log).taken_in
-        if summary.asks and is_taken_in:
+        if summary.has_requests and is_taken_in:
             self._removals.add(removed_before(place, self.position.near.taken_in, requests_in(decode_chunk(payload))))
         if not is_taken_in:
             self._merge.chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
@@ -249,7 +249,7 @@ class Pending:
         requests_wait = False
         while room.is_left and (chunk := self._incoming.next(below, requests_wait, late_waits)) is not None:
             log, offset = chunk.place
-            if not chunk.summary.asks and (bound is None or chunk.first >= bound):
+            if not chunk.summary.has_requests and (bound is None or chunk.first >= bound):
                 self._merge.chunks.let_wait(log)
             elif chunk.payload is None and late:
                 break
@@ -257,8 +257,8 @@ class Pending:
                 self._merge.settle(arrived)
                 raise PayloadMissing(self._merge.chunks.incoming[log])
             else:
-                requests = requests_in(chunk.decoded()) if chunk.summary.asks else empty_messages()
-                if chunk.summary.asks:
+                requests = requests_in(chunk.decoded()) if chunk.summary.has_requests else empty_messages()
+                if chunk.summary.has_requests:
                     # They may be about what has arrived with them.
                     self._merge.settle(arrived)
                     arrived = []

@@ -1,6 +1,6 @@
-"""Where the messages went that a shard has released last: an ask that comes too late for one is told.
+"""Where the messages went that a shard has released last, for the answers to requests that come too late.
 
-The shard that has released a message knows it for certain, so such an ask need not go through the other shards.
+The shard that has released a message knows it for certain, so such a request need not go through the other shards.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RecentlyReleased:
         tables, transactions, released_ms = zip(*reversed(self._fresh), strict=True)
         every = pa.concat_tables(tables)
         numbers = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
-        # The ask of a replacement has the id of the replacement.
+        # The request of a replacement has the id of the replacement.
         own = np.flatnonzero(kinds_of(every) != ANSWER)
         return _Block(every.take(pa.array(own)), numbers[own], transactions, min(released_ms), max(released_ms))
 

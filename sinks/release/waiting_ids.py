@@ -48,7 +48,7 @@ class WaitingIds:
 
     @property
     def is_used(self) -> bool:
-        """Whether the ids of any chunk were looked at, which the first ask needs."""
+        """Whether the ids of any chunk were looked at, which the first request needs."""
         return bool(self._numbers)
 
     def of_chunk(self, ids: Ids) -> ChunkIds:

@@ -132,13 +132,13 @@ def _left(settings: Settings, options: Mapping[str, str], shard: int, position: 
     """
     removals = Removals()
     for place, summary, payload in _chunks(settings, options, shard, position):
-        if summary.asks and place.offset < position.of(place.log).taken_in:
+        if summary.has_requests and place.offset < position.of(place.log).taken_in:
             removals.add(removed_before(place, position.near.taken_in, requests_in(decode_chunk(payload))))
     count = counted = 0
     for place, summary, payload in _chunks(settings, options, shard, position):
         is_taken_in = place.offset < position.of(place.log).taken_in
         own, removed = summary.count, removals.ids_at(place)
-        if removed or summary.asks or is_taken_in:
+        if removed or summary.has_requests or is_taken_in:
             messages = without_cancelled(position.left_of(place, decode_chunk(payload)), removed)
             own = messages.num_rows - uncounted(messages, is_taken_in)
         count += own

@@ -22,7 +22,7 @@ _SUMMARY: dict[str, Any] = {
     "last": [2, "in", 0, 1],
     "count": 2,
     "nbytes": 100,
-    "asks": False,
+    "has_requests": False,
 }
 
 

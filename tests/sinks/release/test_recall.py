@@ -1,4 +1,4 @@
-"""Taking back what is handed over, in the core of the release stage: random logs, asks, crashes and memory.
+"""Taking back what is handed over, in the core of the release stage: random logs, requests, crashes and memory.
 
 A message may lie in the near log, written before the ask for it, and be read after the ask.
 """
@@ -39,10 +39,10 @@ def _replaces(offset: int) -> bool:
 
 
 _START_MS = 1_000_000_000
-# A chunk of messages by their due times, in either log; or of asks for messages by number, most of them earlier ones.
+# A chunk of messages by their due times, in either log; or of requests for messages by number, mostly earlier ones.
 _CHUNK = st.one_of(
     st.tuples(st.sampled_from(["messages", "near"]), st.lists(st.integers(0, 2_000), min_size=1, max_size=8)),
-    st.lists(st.integers(0, 30), min_size=1, max_size=5).map(lambda asked: ("asks", asked)),
+    st.lists(st.integers(0, 30), min_size=1, max_size=5).map(lambda asked: ("requests", asked)),
 )
 _STEPS = st.lists(
     st.tuples(
@@ -76,7 +76,7 @@ class _Shard:
     # How many chunks were read again.
     restored: int = 0
     messages: int = 0
-    asks: int = 0
+    requests: int = 0
     seen: Counter[int] = field(default_factory=Counter)
     # The results for each message, and how often each ask was answered or passed on.
     results: dict[int, set[str]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Shard:
     # When each message was due when it was handed over, and those that have come out as due sooner.
     dues: dict[int, int] = field(default_factory=dict)
     sooner: set[int] = field(default_factory=set)
-    # The asks that want their message to be due at once.
+    # The requests that want their message to be due at once.
     delivering: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -117,8 +117,8 @@ class _Shard:
             self.near_read = offset + 1
 
     def arrive(self, kind: str, numbers: list[int], asked_ms: int | None = None, delivers: Sequence[bool] = ()) -> None:
-        """Add a chunk: messages that are due at `numbers`, or asks for these, some of which want to be due at once."""
-        if kind != "asks":
+        """Add a chunk: messages that are due at `numbers`, or requests for these, some of them to be due at once."""
+        if kind != "requests":
             rows: list[dict[str, Any]] = [
                 {"deliver_at_ms": _START_MS + due, "offset": self.messages + at} for at, due in enumerate(numbers)
             ]
@@ -131,19 +131,17 @@ class _Shard:
             since_ms = self.now_ms if asked_ms is None else asked_ms
             undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1)
             self.delivering |= {
-                1_000 + self.asks + at for at, (_, now) in enumerate(zip(asked, delivers, strict=False)) if now
+                1_000 + self.requests + at for at, (_, now) in enumerate(zip(asked, delivers, strict=False)) if now
             }
-            # Every other ask comes with a message.
+            # Every other request comes with a message.
             rows = [
-                {"deliver_at_ms": self.now_ms, "offset": 1_000 + self.asks + at, "kind": REQUEST,
-                 "key": b"delayline-in/0/%d" % each,
+                {"deliver_at_ms": self.now_ms, "offset": own, "kind": REQUEST, "key": b"delayline-in/0/%d" % each,
                  "value": undecided._replace(
-                     replaces=_replaces(1_000 + self.asks + at) and 1_000 + self.asks + at not in self.delivering,
-                     delivers=1_000 + self.asks + at in self.delivering,
+                     replaces=_replaces(own) and own not in self.delivering, delivers=own in self.delivering
                  ).to_bytes()}
-                for at, each in enumerate(asked)
+                for own, each in enumerate(asked, 1_000 + self.requests)
             ]  # fmt: skip
-            self.asks += len(rows)
+            self.requests += len(rows)
         if rows:
             self.receive(in_order(messages(rows)), Log.NEAR if kind == "near" else Log.READY)
 
@@ -241,8 +239,8 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     def arrive() -> None:
         kind, numbers = coming.pop(0)
         # An ask comes after its message.
-        asked = [each if kind != "asks" or each < shard.messages else 500 + each for each in numbers]
-        shard.arrive(kind, asked, delivers=[each % 3 == 1 for each in numbers] if kind == "asks" else ())
+        asked = [each if kind != "requests" or each < shard.messages else 500 + each for each in numbers]
+        shard.arrive(kind, asked, delivers=[each % 3 == 1 for each in numbers] if kind == "requests" else ())
 
     for step, number, ms in steps:
         if step == "arrive" and coming:
@@ -267,7 +265,7 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     while coming:
         arrive()
     shard.finish()
-    assert shard.settled == Counter(range(1_000, 1_000 + shard.asks))
+    assert shard.settled == Counter(range(1_000, 1_000 + shard.requests))
     cancelled = {each for each, results in shard.results.items() if "cancelled" in results}
     assert shard.recorded == cancelled
     assert shard.seen == Counter(set(range(shard.messages)) - cancelled)
@@ -276,7 +274,7 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     # The logs are done with, and all that was handed over counts as released.
     for log, records in shard.logs.items():
         assert shard.pending.position.of(log).lowest == shard.pending.position.of(log).taken_in == len(records)
-    assert shard.pending.position.released == shard.messages + shard.asks
+    assert shard.pending.position.released == shard.messages + shard.requests
 
 
 def _two_shards() -> tuple[_Shard, _Shard]:
@@ -287,7 +285,7 @@ def _two_shards() -> tuple[_Shard, _Shard]:
 def test_an_ask_goes_on_to_the_shard_that_has_the_message_and_is_answered_there() -> None:
     first, second = _two_shards()
     second.arrive("messages", [500, 600])
-    first.arrive("asks", [1])
+    first.arrive("requests", [1])
     first.settle()
     second.receive(first.passed_on[0])
     second.settle()
@@ -303,7 +301,7 @@ def test_asks_wait_for_what_the_near_log_had_when_they_were_read_and_no_other_me
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive("near", [500])
     shard.arrive("messages", [0])
-    shard.arrive("asks", [0])
+    shard.arrive("requests", [0])
     shard.arrive("messages", [10])
     shard.arrive("near", [600])
     shard.settle()
@@ -326,7 +324,7 @@ def test_asks_wait_for_what_the_near_log_had_when_they_were_read_and_no_other_me
 def test_what_was_read_of_the_near_log_is_taken_in_before_asks_that_are_due_earlier() -> None:
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive("near", [500])
-    shard.arrive("asks", [0])
+    shard.arrive("requests", [0])
     shard.settle()
     shard.read_near(1)
     shard.settle()
@@ -337,7 +335,7 @@ def test_messages_of_the_near_log_do_not_wait_until_the_ids_of_all_chunks_are_kn
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     for at in range(60):
         shard.arrive("messages", [1_000 + at])
-    shard.arrive("asks", [4])
+    shard.arrive("requests", [4])
     shard.now_ms += 100
     assert not shard.plan(0)
     shard.arrive("near", [50])
@@ -349,7 +347,7 @@ def test_messages_of_the_near_log_do_not_wait_until_the_ids_of_all_chunks_are_kn
 
 def test_the_last_shard_answers_what_no_shard_has() -> None:
     first, second = _two_shards()
-    first.arrive("asks", [7])
+    first.arrive("requests", [7])
     first.settle()
     second.receive(first.passed_on[0])
     second.settle()
@@ -361,7 +359,7 @@ def test_a_shard_that_has_released_the_message_answers_at_once_and_says_where_it
     first, second = _two_shards()
     first.arrive("messages", [0, 0])
     first.settle()
-    first.arrive("asks", [1])
+    first.arrive("requests", [1])
     first.settle()
     assert first.results == {1: {"too-late"}}
     assert first.outputs == {1: {"topic": "delayline-out", "partition": 0}}
@@ -369,7 +367,7 @@ def test_a_shard_that_has_released_the_message_answers_at_once_and_says_where_it
     assert first.committed.released == 3
     # Another process does not know it.
     first.open()
-    first.arrive("asks", [0])
+    first.arrive("requests", [0])
     first.settle()
     assert len(first.passed_on) == 1
     assert not second.results
@@ -377,7 +375,7 @@ def test_a_shard_that_has_released_the_message_answers_at_once_and_says_where_it
 
 def test_after_a_crash_of_a_shard_on_its_way_an_ask_that_is_not_found_is_not_too_late_for_certain() -> None:
     first, second = _two_shards()
-    first.arrive("asks", [7])
+    first.arrive("requests", [7])
     first.now_ms += 1
     first.open()
     first.settle()
@@ -389,7 +387,7 @@ def test_after_a_crash_of_a_shard_on_its_way_an_ask_that_is_not_found_is_not_too
 def test_a_message_whose_record_is_deleted_is_taken_out_too_and_else_not_known() -> None:
     first, second = _two_shards()
     second.arrive("messages", [500, 600])
-    first.arrive("asks", [1, 7], asked_ms=OLD_MS)
+    first.arrive("requests", [1, 7], asked_ms=OLD_MS)
     first.settle()
     second.receive(first.passed_on[0])
     second.settle()
@@ -402,7 +400,7 @@ def test_chunks_that_cannot_have_the_message_are_not_searched_for_it(searched: l
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     for at in range(chunks):
         shard.arrive("messages", [1_000 + at, 1_000 + at])
-    shard.arrive("asks", [4, 5_000])
+    shard.arrive("requests", [4, 5_000])
     # Nothing is due, and the ids of some chunks become known each time.
     while not shard.results:
         shard.settle()
@@ -421,18 +419,18 @@ def test_dead_letters_and_asks_are_not_taken_out() -> None:
             ]
         )
     )
-    shard.arrive("asks", [1, 2])
+    shard.arrive("requests", [1, 2])
     shard.settle()
     assert shard.results == {1: {"too-late"}, 2: {"too-late"}}
 
 
 def test_what_is_left_in_a_log_does_not_count_asks_of_other_shards_and_those_that_are_done() -> None:
     first, second = _two_shards()
-    first.arrive("asks", [7, 8])
+    first.arrive("requests", [7, 8])
     own = messages([{"offset": 3, "kind": ANSWER, "value": b'{"id": "in/0/2"}'}])
-    asks = decode_chunk(first.logs[Log.READY][0][0])
-    assert [uncounted(table, taken_in=False) for table in (asks, own)] == [0, 0]
-    assert uncounted(asks, taken_in=True) == 2
+    requests = decode_chunk(first.logs[Log.READY][0][0])
+    assert [uncounted(table, taken_in=False) for table in (requests, own)] == [0, 0]
+    assert uncounted(requests, taken_in=True) == 2
     first.settle()
     assert uncounted(first.passed_on[0], taken_in=False) == 2
     assert second.committed.released == 0
@@ -444,7 +442,7 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
         shard.arrive("messages", [(number * 7 + at * 50) % 2_000 for at in range(40)])
     shard.max_bytes = shard.pending.max_bytes = 60_000
     shard.pending.shrink()
-    shard.arrive("asks", [1_599])
+    shard.arrive("requests", [1_599])
     shard.settle()
     # Each chunk has been looked at now.
     assert shard.restored > 0
@@ -453,7 +451,7 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
         shard.settle()
         shard.pending.shrink()
         restored = shard.restored
-        shard.arrive("asks", [1_500 + shard.asks])
+        shard.arrive("requests", [1_500 + shard.requests])
         shard.settle()
         assert shard.restored == restored
     assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._merge.chunks.waiting)
@@ -462,14 +460,14 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
 def test_what_was_taken_out_is_remembered_however_long_a_broker_does_not_answer() -> None:
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive("messages", [500, 600])
-    shard.arrive("asks", [0])
+    shard.arrive("requests", [0])
     shard.settle()
     # Nothing is planned meanwhile, and the job may not have read what was recalled.
     shard.now_ms += 3 * REMEMBERED_MS
     shard.plan(0)
     shard.commit()
     shard.results.clear()
-    shard.arrive("asks", [0])
+    shard.arrive("requests", [0])
     shard.settle()
     assert shard.results == {0: {"cancelled"}}
 
@@ -489,7 +487,7 @@ def test_a_message_that_shall_be_due_now_comes_out_with_the_answer_and_once(log:
     shard.read_near(1)
     shard.settle()
     shard.now_ms += 100
-    shard.arrive("asks", [1, 3], delivers=[True, True])
+    shard.arrive("requests", [1, 3], delivers=[True, True])
     # What is planned and not committed is planned again by the next process.
     assert shard.plan(0)
     shard.open()
@@ -510,7 +508,7 @@ def test_a_message_that_shall_be_due_now_is_due_when_it_is_asked_for_or_sooner_a
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive("messages", [400, 500, 900])
     shard.now_ms += 450
-    shard.arrive("asks", [2, 0], delivers=[True, True])
+    shard.arrive("requests", [2, 0], delivers=[True, True])
     shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
     shard.plan(0)
     # Whatever is overdue, or an old answer in the log behind it.
@@ -527,7 +525,7 @@ def test_answers_do_not_wait_for_the_clock_of_the_job_which_is_ahead() -> None:
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive("messages", [60_000, 60_000])
     shard.now_ms += 30_000
-    shard.arrive("asks", [0, 1], delivers=[False, True])
+    shard.arrive("requests", [0, 1], delivers=[False, True])
     shard.now_ms -= 30_000
     shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
     assert shard.plan(0)
@@ -545,7 +543,7 @@ def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> Non
     shard.messages = 0
     shard.arrive("messages", [800, 950])
     shard.max_bytes = shard.pending.max_bytes = 1
-    shard.arrive("asks", [0], delivers=[True])
+    shard.arrive("requests", [0], delivers=[True])
     shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
     while not shard.planned:
         shard.pending.shrink()
@@ -567,7 +565,7 @@ def test_what_is_taken_out_is_not_a_later_message_with_its_id(log: str, is_short
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive(log, [500, 600])
     shard.read_near(1)
-    shard.arrive("asks", [0])
+    shard.arrive("requests", [0])
     shard.settle()
     assert shard.results == {0: {"cancelled"}}
     if crashes:
@@ -611,12 +609,12 @@ def test_a_chunk_has_few_requests_for_messages_to_be_due_now_so_that_these_have_
 def test_of_several_asks_in_a_chunk_the_first_decides_and_the_others_are_told_what_is_true() -> None:
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
     shard.arrive("messages", [500, 600])
-    shard.arrive("asks", [0, 0, 0, 1, 1], delivers=[True, False, True, False, True])
+    shard.arrive("requests", [0, 0, 0, 1, 1], delivers=[True, False, True, False, True])
     shard.settle()
     assert shard.results == {0: {"due-now", "too-late"}, 1: {"cancelled"}}
     assert shard.seen == Counter([0])
     # The process knows it, also when it is asked again.
-    shard.arrive("asks", [0, 0], delivers=[True, False])
+    shard.arrive("requests", [0, 0], delivers=[True, False])
     shard.settle()
     assert shard.results[0] == {"due-now", "too-late"}
     shard.now_ms += 2 * REMEMBERED_MS
@@ -628,7 +626,7 @@ def test_a_message_that_shall_be_due_now_is_found_by_the_shard_that_has_it() -> 
     first, second = _two_shards()
     second.arrive("messages", [500, 600])
     second.now_ms += 50
-    first.arrive("asks", [1], delivers=[True])
+    first.arrive("requests", [1], delivers=[True])
     first.settle()
     second.delivering = first.delivering
     second.receive(first.passed_on[0])
@@ -646,7 +644,7 @@ def test_messages_whose_chunks_are_not_in_memory_come_out_now_some_at_a_time() -
     shard.max_bytes = shard.pending.max_bytes = 1
     shard.pending.shrink()
     shard.now_ms += 10
-    shard.arrive("asks", [0, 20, 59], delivers=[True] * 3)
+    shard.arrive("requests", [0, 20, 59], delivers=[True] * 3)
     while not shard.results:
         shard.pending.shrink()
         shard.settle()
