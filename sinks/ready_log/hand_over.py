@@ -31,8 +31,6 @@ _CHUNK_MESSAGES = 2_000
 # is cut into equal parts, but not into such small ones that they cost more than their messages.
 _CHUNK_SPAN_MS = 5_000
 _LEAST_CUT_BYTES = 32 * 1024
-# A transaction's messages are kept until it is committed, since it may have to be written again.
-_TRANSACTION_BYTES = 64 * 1024 * 1024
 _LOOK_EVERY_S = 0.2
 # Which part of the time that a transaction may be open an attempt waits for another one that commits nothing.
 _PATIENCE = 4
@@ -64,7 +62,7 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     rest = _not_committed(plan, shard, writer.progress, messages) if start else messages
     # 3. Write.
     end, own = start, 0
-    for tables in _transactions(rest):
+    for tables in transactions(rest, plan.transaction_bytes):
         count = sum(table.num_rows for table in tables)
         total = count + (0 if writer.progress is None else writer.progress.handed_over)
         progress = Progress(plan.batch, end + count, key_of(tables[-1], -1), total)
@@ -91,13 +89,13 @@ def _close_moved(plan: HandOverPlan) -> None:
                 _open_writers.pop(key, None)
 
 
-def _transactions(messages: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
-    """Yield the messages of each transaction, in order."""
+def transactions(messages: Iterator[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
+    """Yield the messages of each transaction, in order: up to `most_bytes`, or a single larger message."""
     tables: list[pa.Table] = []
     nbytes = 0
     for table in messages:
-        for piece in split_by_bytes(table, _TRANSACTION_BYTES) if table.num_rows else ():
-            if tables and nbytes + piece.nbytes > _TRANSACTION_BYTES:
+        for piece in split_by_bytes(table, most_bytes) if table.num_rows else ():
+            if tables and nbytes + piece.nbytes > most_bytes:
                 yield tables
                 tables, nbytes = [], 0
             tables.append(piece)

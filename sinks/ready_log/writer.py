@@ -38,6 +38,8 @@ class HandOverPlan:
       still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease has
       a later holder than `fencing_token`.
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
+    - `transaction_bytes`: about how much a transaction may have. Its messages are kept until it is committed, since it
+      may have to be written again
     """
 
     application_id: str
@@ -53,6 +55,7 @@ class HandOverPlan:
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
     most_deliveries: int = MOST_DELIVERIES
+    transaction_bytes: int = 64 * 1024 * 1024
 
 
 class FencedBySibling(Exception):

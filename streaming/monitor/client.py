@@ -54,7 +54,7 @@ class Post:
     patience_s: float
 
 
-def ask(address: str, path: str, post: Post | None = None) -> Answer:
+def ask(address: str, path: str, post: Post | None = None, most_bytes: int = _MOST_BYTES) -> Answer:
     """Get `path` from the server at `address`, host:port, or send it `post`.
 
     Raises NoAnswer, also if the answer is longer than any.
@@ -72,10 +72,10 @@ def ask(address: str, path: str, post: Post | None = None) -> Answer:
                 headers["Authorization"] = f"Bearer {post.token}"
             connection.request("POST", path, post.body, headers)
         answer = connection.getresponse()
-        body = answer.read(_MOST_BYTES + 1)
+        body = answer.read(most_bytes + 1)
         # `length` is what is left to read; None where the server does not say how much comes.
-        if answer.length or len(body) > _MOST_BYTES:
-            raise NoAnswer(f"no answer from {address}: it is cut off, or has more than {_MOST_BYTES:,} bytes")
+        if answer.length or len(body) > most_bytes:
+            raise NoAnswer(f"no answer from {address}: it is cut off, or has more than {most_bytes:,} bytes")
         return Answer(answer.status, body, answer.headers.get(APPLICATION_HEADER))
     except (OSError, http.client.HTTPException) as problem:
         raise NoAnswer(f"no answer from {address}: {problem or type(problem).__name__}") from problem

@@ -48,10 +48,18 @@ class MetricsExport:
     A context manager. A collector that does not answer is a warning in the log, once for each outage.
     """
 
-    def __init__(self, endpoint: str, collector: Collector, attributes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        collector: Collector,
+        attributes: Mapping[str, str],
+        every_s: float = _EVERY_S,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
         """`endpoint` is a URL with its path; `attributes` say which process this is."""
+        self._every_s = every_s
         self._collector = collector
-        self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
+        self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_s)
         self._endpoint = endpoint
         self._resource = Resource.create(dict(attributes))
         self._begun_ns = time.time_ns()
@@ -71,7 +79,7 @@ class MetricsExport:
         self._exporter.shutdown()
 
     def _run(self) -> None:
-        while not self._ended.wait(_EVERY_S):
+        while not self._ended.wait(self._every_s):
             self._try_to_send()
         # The end of the process does not wait for a collector that is away.
         if not self._fails:

@@ -111,8 +111,10 @@ class PatientServer:
     Whether a process answers matters less than what it does.
     """
 
-    def __init__(self, open_server: Callable[[], MonitorServer]) -> None:
+    def __init__(self, open_server: Callable[[], MonitorServer], look_every_s: float = _TAKEN_S) -> None:
+        """Look every `look_every_s` whether the address is free."""
         self._open_server = open_server
+        self._look_every_s = look_every_s
         self._server: MonitorServer | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -137,7 +139,7 @@ class PatientServer:
             self._server.close()
 
     def _wait(self) -> None:
-        while self._server is None and not self._closed.wait(_TAKEN_S):
+        while self._server is None and not self._closed.wait(self._look_every_s):
             with suppress(SettingError):
                 self._server = self._open_server()
 

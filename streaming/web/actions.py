@@ -37,36 +37,47 @@ _MARGIN_MS = 60_000
 _PIECE = 200
 
 
-def cancel(settings: Settings, selection: Selection, operator: str) -> dict[str, int]:
-    """Ask for the cancel of each message, and return how many answers there are of each result.
+def cancel(settings: Settings, selection: Selection, operator: str, timeout_ms: int = _ANSWERS_MS) -> dict[str, int]:
+    """Request the cancel of each message, and return how many answers there are of each result.
 
-    Those without an answer within a minute count as `NO_ANSWER`: theirs will come. Raises what `Canceller` does.
+    Messages without an answer within `timeout_ms` count as `NO_ANSWER`: theirs will come. Raises what `Canceller` does.
     """
-    return _asked(settings, selection, operator, CANCEL_HEADER, "cancel")
+    return _requested(settings, selection, operator, CANCEL_HEADER, "cancel", timeout_ms)
 
 
-def deliver_now(settings: Settings, selection: Selection, operator: str) -> dict[str, int]:
-    """Ask that each message be due at once, and return what `cancel` does. Raises what `Canceller` does."""
-    return _asked(settings, selection, operator, DELIVER_NOW_HEADER, "delivery now")
+def deliver_now(
+    settings: Settings, selection: Selection, operator: str, timeout_ms: int = _ANSWERS_MS
+) -> dict[str, int]:
+    """Request that each message be due at once, and return what `cancel` does. Raises what `Canceller` does."""
+    return _requested(settings, selection, operator, DELIVER_NOW_HEADER, "delivery now", timeout_ms)
 
 
-def _asked(settings: Settings, selection: Selection, operator: str, header: str, action: str) -> dict[str, int]:
+def _requested(
+    settings: Settings, selection: Selection, operator: str, header: str, action: str, timeout_ms: int
+) -> dict[str, int]:
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
     log.info("%r requests %s of %s", operator, action, _described(ids))
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, ids, header=header), [(OPERATOR_HEADER, operator.encode())])
         results: Counter[str] = Counter()
         try:
-            for answer in canceller.answers(_ANSWERS_MS):
+            for answer in canceller.answers(timeout_ms):
                 results[answer.result] += 1
         finally:
-            # Some are answered even if not all asks could be published.
+            # Some are answered even if not all requests could be published.
             results[NO_ANSWER] = len(canceller.unanswered)
             log.info("%r requested %s. Answers: %s", operator, action, dict(+results))
     return dict(+results)
 
 
-def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms: int, operator: str) -> dict[str, int]:
+def postpone(
+    settings: Settings,
+    messages: Messages,
+    selection: Selection,
+    by_ms: int,
+    operator: str,
+    timeout_ms: int = _ANSWERS_MS,
+) -> dict[str, int]:
     """Replace each message by itself, due `by_ms` later, and return how many answers there are of each result.
 
     A message that was released meanwhile stays released, and its replacement is not accepted. A dead letter on its way
@@ -104,7 +115,7 @@ def postpone(settings: Settings, messages: Messages, selection: Selection, by_ms
                 found += 1
                 publishing.replace(row, row["deliver_at_ms"] + by_ms)
             publishing.flush()
-        results = Counter(answer.result for answer in canceller.answers(_ANSWERS_MS))
+        results = Counter(answer.result for answer in canceller.answers(timeout_ms))
         results[NO_ANSWER] = len(canceller.unanswered)
     results["too-late"] += len(ids) - found
     results["postponed"] = results.pop("cancelled", 0)

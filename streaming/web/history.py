@@ -29,8 +29,11 @@ _KEPT = 720
 class History:
     """Samples in a thread until it is closed; keeps those of the last hour. A context manager."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, every_s: float = _EVERY_S, most_cpu: float = _MOST_CPU) -> None:
+        """Take a sample every `every_s`, or less often if that takes more than `most_cpu` of a core."""
         self._settings = settings
+        self._every_s = every_s
+        self._most_cpu = most_cpu
         self._samples: deque[Sample] = deque(maxlen=_KEPT)
         self._status: dict[str, Any] | None = None
         self._figures: list[dict[str, Any]] = []
@@ -73,7 +76,7 @@ class History:
                 # The page says that nothing is known, and the next sample may succeed.
                 log.exception("could not take a sample")
                 self._keep(None, [])
-            pause_s = max(_EVERY_S, (time.process_time() - begun_cpu_s) / _MOST_CPU)
+            pause_s = max(self._every_s, (time.process_time() - begun_cpu_s) / self._most_cpu)
             self._closed.wait(max(0.0, pause_s - (time.monotonic() - begun_s)))
 
     def _take(self) -> None:

@@ -14,7 +14,6 @@ from conf.errors import ApplicationHeld, DeliveryFailed
 from sinks.internal_topics import log_producer
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.progress import read_progress
-from sinks.ready_log import hand_over as handing_over
 from sinks.ready_log import writer
 from sinks.ready_log.hand_over import hand_over
 from sinks.ready_log.writer import HandOverPlan, ReadyLogWriter
@@ -44,11 +43,16 @@ class Stops:
 
 
 @pytest.fixture
+def plan(plan: HandOverPlan) -> HandOverPlan:
+    """A batch in which each message has a transaction of its own."""
+    return replace(plan, transaction_bytes=1_000)
+
+
+@pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
-    """Where the attempts stop. Each message has a transaction of its own."""
+    """Where the attempts stop."""
     own = Stops()
     monkeypatch.setattr(writer, "failpoint", own.at)
-    monkeypatch.setattr(handing_over, "_TRANSACTION_BYTES", 1_000)
     # A slow machine must not wear writers out.
     monkeypatch.setattr(log_producer, "sent_once", lambda *_: True)
     return own

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.ready_log import hand_over
-from sinks.ready_log.hand_over import behind, ready_chunks
+from sinks.ready_log.hand_over import behind, ready_chunks, transactions
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 
@@ -125,9 +125,7 @@ def test_dead_letters_are_due_at_the_batchs_clock_or_before_and_are_sorted_by_th
 @given(st.lists(st.integers(0, 40), max_size=8))
 def test_each_message_is_in_exactly_one_transaction_in_order(sizes: list[int]) -> None:
     tables = [_due(*range(100 * n, 100 * n + size)) for n, size in enumerate(sizes)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hand_over, "_TRANSACTION_BYTES", 2_000)
-        cut = list(hand_over._transactions(iter(tables)))
+    cut = list(transactions(iter(tables), 2_000))
     assert [due for each in cut for due in _dues(*each)] == _dues(*tables)
     sizes_of = [sum(table.nbytes for table in each) for each in cut]
     assert all(0 < nbytes <= 4_000 for nbytes in sizes_of)
@@ -135,12 +133,9 @@ def test_each_message_is_in_exactly_one_transaction_in_order(sizes: list[int]) -
     assert all(nbytes + after[0].nbytes > 2_000 for nbytes, (_, after) in zip(sizes_of, pairwise(cut), strict=False))
 
 
-def test_a_message_that_is_larger_than_a_transaction_should_be_has_one_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(hand_over, "_TRANSACTION_BYTES", 10_000)
+def test_a_message_that_is_larger_than_a_transaction_should_be_has_one_of_its_own() -> None:
     tables = [_due(1, 2, value=b"x" * 3_000), _due(4, value=b"x" * 50_000), _due(5, 6)]
-    assert [_dues(*each) for each in hand_over._transactions(iter(tables))] == [[1, 2], [4], [5, 6]]
+    assert [_dues(*each) for each in transactions(iter(tables), 10_000)] == [[1, 2], [4], [5, 6]]
 
 
 @pytest.mark.parametrize(("last", "left"), [((2, 0), [2, 3]), ((2, 1), [3]), ((0, 9), [1, 2, 3]), ((9, 9), [])])

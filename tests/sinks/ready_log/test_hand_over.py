@@ -159,7 +159,7 @@ def test_a_crash_between_transactions_leaves_the_rest_to_the_next_attempt(
     passing: int,
     done: list[int],
 ) -> None:
-    monkeypatch.setattr("sinks.ready_log.hand_over._TRANSACTION_BYTES", 1_000)
+    plan = replace(plan, transaction_bytes=1_000)
     passed: list[str] = []
 
     def crash(name: str, attempt: int = 0) -> None:

@@ -45,16 +45,15 @@ def plan(proxied: EmbeddedBroker) -> HandOverPlan:
         outage_limit_ms=60_000,
         tolerates_input_loss=False,
         options={"bootstrap.servers": proxied.bootstrap, "log_level": "0"},
+        # A message for each transaction.
+        transaction_bytes=1_000,
     )
 
 
 @pytest.mark.parametrize("in_one_batch", [True, False])
 def test_a_commit_that_comes_late_hands_nothing_over_twice(
-    plan: HandOverPlan, proxy: FrameProxy, ready: Ready, marker: Marker, in_one_batch: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    # A message for each transaction.
-    monkeypatch.setattr("sinks.ready_log.hand_over._TRANSACTION_BYTES", 1_000)
+    plan: HandOverPlan, proxy: FrameProxy, ready: Ready, marker: Marker, in_one_batch: bool
+) -> None:
     sizes = [1, 3] if in_one_batch else [1, 1, 1, 1]
     first, last_writers = 0, dict[int, str]()
     for batch, count in enumerate(sizes):

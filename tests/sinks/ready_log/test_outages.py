@@ -80,8 +80,6 @@ def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
 
     monkeypatch.setattr(writer, "read_progress", reading)
     monkeypatch.setattr(writer, "failpoint", passing)
-    # A message for each transaction.
-    monkeypatch.setattr("sinks.ready_log.hand_over._TRANSACTION_BYTES", 1_000)
 
     def stop_at(name: str) -> Phase:
         phases.clear()
@@ -133,6 +131,7 @@ def job(frail: EmbeddedBroker) -> Iterator[Job]:
         outage_limit_ms=60_000,
         tolerates_input_loss=False,
         options={"bootstrap.servers": frail.bootstrap, "log_level": "0"},
+        transaction_bytes=1_000,
     )
     _create(frail, plan.progress_topic, plan.ready_topic, plan.lease_topic)
     job = Job(plan)

@@ -6,15 +6,12 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from streaming.monitor import client
 from streaming.monitor.client import NoAnswer, ask
 from tests.http_answers import answering, say
 
 
 @pytest.mark.parametrize("length", ["1000", "100000", None])
-def test_of_an_answer_without_an_end_no_more_is_read(monkeypatch: pytest.MonkeyPatch, length: str | None) -> None:
-    monkeypatch.setattr(client, "_MOST_BYTES", 999)
-
+def test_of_an_answer_without_an_end_no_more_is_read(length: str | None) -> None:
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         if length is not None:
@@ -23,7 +20,7 @@ def test_of_an_answer_without_an_end_no_more_is_read(monkeypatch: pytest.MonkeyP
         request.wfile.write(b"a" * int(length or 1000))
 
     with answering(answer) as address, pytest.raises(NoAnswer, match="more than 999 bytes"):
-        ask(address, "/status")
+        ask(address, "/status", most_bytes=999)
 
 
 def test_an_answer_that_ends_early_is_none() -> None:
@@ -33,8 +30,7 @@ def test_an_answer_that_ends_early_is_none() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 999])
-def test_an_answer_up_to_the_limit_is_whole(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(client, "_MOST_BYTES", 999)
+def test_an_answer_up_to_the_limit_is_whole(size: int) -> None:
     with answering(lambda request: say(request, 503, b"a" * size)) as address:
-        answer = ask(address, "/status")
+        answer = ask(address, "/status", most_bytes=999)
     assert (answer.code, answer.body, answer.application_id) == (503, b"a" * size, None)

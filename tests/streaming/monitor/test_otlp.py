@@ -17,6 +17,7 @@ from conf.load import load_settings
 from streaming.local.free_port import free_port
 from streaming.monitor import otlp
 from streaming.monitor.monitored import monitored
+from streaming.monitor.otlp import MetricsExport
 from streaming.monitor.server import Health
 from tests.eventually import assert_eventually
 
@@ -75,21 +76,20 @@ def registry() -> CollectorRegistry:
     return registry
 
 
+def _endpoint(port: int) -> str:
+    return f"http://127.0.0.1:{port}/v1/metrics"
+
+
 def _monitored(registry: Collector, port: int) -> object:
-    endpoint = f"monitor.otlp=http://127.0.0.1:{port}/v1/metrics"
+    endpoint = f"monitor.otlp={_endpoint(port)}"
     settings = load_settings(None, [endpoint, "monitor.job=", "application_id=mine"], environ={})
     return monitored("job", settings, registry, Health)
 
 
-def test_what_arrives_is_what_is_counted(
-    receiver: Receiver, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(otlp, "_EVERY_S", 0.2)
-    with _monitored(registry, receiver.server_port):  # type: ignore[attr-defined]
+def test_what_arrives_is_what_is_counted(receiver: Receiver, registry: CollectorRegistry) -> None:
+    with MetricsExport(_endpoint(receiver.server_port), registry, {}, every_s=0.2):
         assert_eventually(lambda: len(receiver.received) >= 2)
     (resource,) = receiver.received[-1].resource_metrics
-    attributes = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
-    assert (attributes["service.name"], attributes["service.namespace"]) == ("delayline-job", "mine")
     metrics = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
     delivered = metrics["delivered_messages_total"]
     assert delivered.sum.is_monotonic
@@ -109,20 +109,21 @@ def test_what_arrives_is_what_is_counted(
 def test_the_end_of_the_process_sends_the_last_counts(receiver: Receiver, registry: CollectorRegistry) -> None:
     with _monitored(registry, receiver.server_port):  # type: ignore[attr-defined]
         pass
-    assert len(receiver.received) == 1
+    (received,) = receiver.received
+    attributes = {pair.key: pair.value.string_value for pair in received.resource_metrics[0].resource.attributes}
+    assert (attributes["service.name"], attributes["service.namespace"]) == ("delayline-job", "mine")
 
 
 def test_a_collector_that_is_away_is_one_warning_and_gets_later_counts(
-    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(otlp, "_EVERY_S", 0.2)
-    monkeypatch.setattr(otlp, "_TIMEOUT_S", 0.5)
     port = free_port()
 
     def warnings() -> int:
         return sum(record.name == otlp.__name__ for record in caplog.records)
 
-    with caplog.at_level(logging.WARNING), _monitored(registry, port):  # type: ignore[attr-defined]
+    export = MetricsExport(_endpoint(port), registry, {}, every_s=0.2, timeout_s=0.5)
+    with caplog.at_level(logging.WARNING), export:
         assert_eventually(lambda: warnings() == 1)
         receiver = Receiver(port)
         try:

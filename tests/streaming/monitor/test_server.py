@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from conf.errors import SettingError
 from conf.load import load_settings
-from streaming.monitor import server
 from streaming.monitor.client import ask
 from streaming.monitor.monitored import monitored
-from streaming.monitor.server import Health, MonitorServer
+from streaming.monitor.server import Health, MonitorServer, PatientServer
 from tests.eventually import assert_eventually
 
 
@@ -97,15 +96,15 @@ def test_an_address_that_is_taken_is_named(process: Process) -> None:
 
 
 def test_a_process_that_waits_for_its_address_goes_on_and_answers_once_it_is_free(
-    process: Process, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_TAKEN_S", 0.05)
     address = process.server.address
     settings = load_settings(None, [f"monitor.release={address}"], environ={})
-    own = partial(monitored, "release", settings, CollectorRegistry(), lambda: Health(True, False, ["mine"]))
-    with pytest.raises(SettingError, match="in use"), own():
+    with pytest.raises(SettingError, match="in use"), monitored("release", settings, CollectorRegistry(), Health):
         pass
-    with own(waits_for_address=True):
+    mine = Health(True, False, ["mine"])
+    own = partial(MonitorServer, "monitor.release", address, CollectorRegistry(), lambda: mine)
+    with PatientServer(own, look_every_s=0.05):
         assert f"until the address is free: bad-setting: monitor.release = '{address}'" in caplog.text
         assert json.loads(process.ask("/readyz")[2])["reasons"] == []
         process.server.close()
@@ -114,7 +113,7 @@ def test_a_process_that_waits_for_its_address_goes_on_and_answers_once_it_is_fre
     assert not _answers(address)
     # It is free again for the one of the fixture, and one that waits in vain ends at once.
     process.server = MonitorServer("monitor.job", address, CollectorRegistry(), Health)
-    with own(waits_for_address=True):
+    with monitored("release", settings, CollectorRegistry(), Health, waits_for_address=True):
         pass
 
 

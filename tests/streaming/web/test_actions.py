@@ -22,9 +22,8 @@ _HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def settings(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Settings:
-    """Settings whose topics exist, with a delay of many years, and nobody who waits for answers."""
-    monkeypatch.setattr(actions, "_ANSWERS_MS", 1)
+def settings(settings: Settings, caplog: pytest.LogCaptureFixture) -> Settings:
+    """Settings with topics that exist, and a delay of many years."""
     caplog.set_level(logging.INFO, actions.log.name)
     made = settings.model_copy(update={"policies": settings.policies.model_copy(update={"max_delay": 10**12})})
     ensure_topics(made, 1)
@@ -58,7 +57,7 @@ def test_a_cancel_is_recorded_in_the_log_and_in_its_answer(
     broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     selection = Selection("x", Waiting(settings).places, _DUE_MS, 0.0)
-    assert actions.cancel(settings, selection, "Ada Löwe") == {actions.NO_ANSWER: 2}
+    assert actions.cancel(settings, selection, "Ada Löwe", timeout_ms=1) == {actions.NO_ANSWER: 2}
     ids = ["/".join(map(str, place)) for place in selection.places]
     # All headers of an ask come back with its answer.
     assert _published(broker, settings) == [
@@ -75,7 +74,7 @@ def test_a_delivery_at_once_is_recorded_in_the_log_and_in_its_answer(
     broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     selection = Selection("x", Waiting(settings).places, _DUE_MS, 0.0)
-    assert actions.deliver_now(settings, selection, "Ada") == {actions.NO_ANSWER: 2}
+    assert actions.deliver_now(settings, selection, "Ada", timeout_ms=1) == {actions.NO_ANSWER: 2}
     ids = ["/".join(map(str, place)) for place in selection.places]
     assert [headers for _, headers in _published(broker, settings)] == [
         [("delayline-deliver-now", identity.encode()), ("delayline-operator", b"Ada")] for identity in ids
@@ -91,7 +90,7 @@ def test_a_postponement_is_recorded_in_the_log_and_in_its_answer(
 ) -> None:
     waiting = Waiting(settings)
     selection = Selection("x", waiting.places, _DUE_MS, 0.0)
-    found = actions.postpone(settings, cast(Messages, waiting), selection, _HOUR_MS, "Ada Löwe")
+    found = actions.postpone(settings, cast(Messages, waiting), selection, _HOUR_MS, "Ada Löwe", timeout_ms=1)
     assert found == {actions.NO_ANSWER: 2}
     ids = ["/".join(map(str, place)) for place in selection.places]
     # All headers of a replacement come back with its answer; tests/sources/intake/test_replacements.py shows that the

@@ -61,8 +61,6 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(module, "_EVERY_S", 0.1)
-    monkeypatch.setattr(module, "_MOST_CPU", 1.0)
     # Nobody answers for the broker.
     monkeypatch.setattr("sinks.internal_topics.newest_record._READ_TIMEOUT_S", 0.5)
     job = Job()
@@ -71,7 +69,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 
 def test_samples_are_taken_while_the_job_answers_and_their_status_is_the_newest(job: Job) -> None:
-    with History(job.settings()) as history:
+    with History(job.settings(), every_s=0.1, most_cpu=1.0) as history:
         assert_eventually(lambda: len(history.now(0)["samples"]) >= 2, 60)
         known = history.now(0)
         assert known["status"]["waiting"]["total"] == 5
@@ -97,14 +95,14 @@ def test_an_unknown_error_is_logged_and_sampling_goes_on(
         return status_of_job(settings)
 
     monkeypatch.setattr(module, "status_of_job", first_failing)
-    with History(job.settings()) as history:
+    with History(job.settings(), every_s=0.1, most_cpu=1.0) as history:
         assert_eventually(lambda: history.now(0)["samples"], 60)
     assert "could not take a sample" in caplog.text
     assert "a defect" in caplog.text
 
 
 def test_the_problems_of_the_jobs_log_are_among_the_samples(job: Job) -> None:
-    with History(job.settings()) as history:
+    with History(job.settings(), every_s=0.1, most_cpu=1.0) as history:
         module.log.warning("something is wrong")
         assert_eventually(lambda: history.now(0)["problems"], 60)
         newest = history.now(0)["problems"][0]
