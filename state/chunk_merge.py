@@ -13,15 +13,15 @@ from state.order import OrderKey, count_before, in_order
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
-def merge(chunks: Iterable[tuple[OrderKey, pa.Table | None]]) -> Iterator[pa.Table]:
+def merge(chunks: Iterable[tuple[OrderKey, pa.Table | None]], piece_bytes: int = _PIECE_BYTES) -> Iterator[pa.Table]:
     """Yield the messages of all `chunks` in delivery order, as consecutive tables.
 
     A chunk's key is the order key of its first message. Chunks come in order of their keys. Everything below the next
     chunk's key can be yielded, so only chunks that overlap stay in memory. At a key without a chunk it is yielded at
-    once.
+    once, and otherwise when there are about `piece_bytes`.
     """
     pending: list[pa.Table] = []
-    pending_bytes, sort_at_bytes = 0, _PIECE_BYTES
+    pending_bytes, sort_at_bytes = 0, piece_bytes
     for key, messages in chunks:
         if pending and (messages is None or pending_bytes >= sort_at_bytes):
             ordered = _sorted(pending)
@@ -31,7 +31,7 @@ def merge(chunks: Iterable[tuple[OrderKey, pa.Table | None]]) -> Iterator[pa.Tab
             pending = [ordered.slice(ready)]
             pending_bytes = pending[0].nbytes
             # Twice what stays, so that each message is sorted a few times at most, however deep the overlap.
-            sort_at_bytes = max(_PIECE_BYTES, 2 * pending_bytes)
+            sort_at_bytes = max(piece_bytes, 2 * pending_bytes)
         if messages is not None:
             pending.append(messages)
             pending_bytes += messages.nbytes

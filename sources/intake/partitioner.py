@@ -14,7 +14,7 @@ _FEW_KEYS = 32
 _WORDS_AT_ONCE = 65_536
 
 
-def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
+def murmur2(keys: pa.Array, bytes_at_once: int = _BYTES_AT_ONCE) -> npt.NDArray[np.uint32]:
     """Return the murmur2 hash of each key, as `org.apache.kafka.common.utils.Utils.murmur2` computes it.
 
     `keys` is a binary array without nulls. Keys of the same length are hashed together, a word at a time.
@@ -27,7 +27,7 @@ def murmur2(keys: pa.Array) -> npt.NDArray[np.uint32]:
     for length in np.unique(lengths):
         same = np.flatnonzero(lengths == length)
         # The index of each byte takes eight bytes, so large keys are hashed in parts.
-        step = max(1, _BYTES_AT_ONCE // max(1, int(length)))
+        step = max(1, bytes_at_once // max(1, int(length)))
         for rows in (same[at : at + step] for at in range(0, len(same), step)):
             first = int(starts[rows[0]])
             same_length = flat[None, first : first + length] if len(rows) == 1 else flat[_places(starts[rows], length)]

@@ -41,11 +41,17 @@ class Unreadable:
         return f"{self.topic}/{self.partition}: offset {self.offset} has timestamp {self.timestamp_ms} ms"
 
 
-def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> list[Unreadable]:
+def unreadable_records(
+    settings: Settings,
+    starts: _Offsets,
+    ends: _Offsets,
+    most_found: int = MOST_FOUND,
+    timeout_s: float = _TIMEOUT_S,
+) -> list[Unreadable]:
     """Return the unreadable records from `starts` up to `ends`. A partition that `starts` lacks begins at 0.
 
-    It stops after `MOST_FOUND` of them, and after a minute. Raises BrokerUnreachable if it has found none by then and
-    has not read all, or if the range cannot be read; RightMissing.
+    It stops after `most_found` of them, and after `timeout_s`. Raises BrokerUnreachable if it has found no such record
+    by then and has not read all, or if the range cannot be read; RightMissing.
     """
     unread = {
         (topic, int(number)): end
@@ -66,10 +72,10 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
         logger=client_log(log),
     )
     unreadable: list[Unreadable] = []
-    deadline_s = time.monotonic() + _TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     try:
         consumer.assign([TopicPartition(*place, starts.get(place[0], {}).get(str(place[1]), 0)) for place in unread])
-        while unread and len(unreadable) < MOST_FOUND:
+        while unread and len(unreadable) < most_found:
             if time.monotonic() > deadline_s and unreadable:
                 break
             if time.monotonic() > deadline_s:
@@ -94,4 +100,4 @@ def unreadable_records(settings: Settings, starts: _Offsets, ends: _Offsets) -> 
         raise BrokerUnreachable(f"the input cannot be read: {problem}") from problem
     finally:
         consumer.close()
-    return unreadable[:MOST_FOUND]
+    return unreadable[:most_found]

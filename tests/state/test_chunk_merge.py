@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state import chunk_merge
 from state.chunk_merge import merge
 from state.order import OrderKey, in_order
 from tests.messages import messages
@@ -35,22 +33,15 @@ def keyed(chunks: list[list[Any]]) -> Iterator[tuple[OrderKey, pa.Table]]:
         yield chunk[0], table(chunk)
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_merge, "_PIECE_BYTES", 1)
-
-
-@pytest.mark.usefixtures("small_pieces")
 @given(CHUNKS)
 @settings(max_examples=200)
 def test_every_message_is_emitted_once_and_in_order(chunks: list[list[Any]]) -> None:
-    pieces = list(merge(keyed(chunks)))
+    pieces = list(merge(keyed(chunks), piece_bytes=1))
     assert all(piece.num_rows for piece in pieces)
     everything = table([key for chunk in chunks for key in chunk])
     assert [row for piece in pieces for row in piece.to_pylist()] == everything.to_pylist()
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_of_adjacent_chunks_no_more_than_one_is_buffered() -> None:
     taken = 0
 
@@ -61,16 +52,18 @@ def test_of_adjacent_chunks_no_more_than_one_is_buffered() -> None:
             yield OrderKey(start, "a", 0, 0), table([OrderKey(start + at, "a", 0, 0) for at in range(10)])
 
     # A piece is known to be complete when the next chunk is seen.
-    assert [(piece.num_rows, taken) for piece in merge(chunks())] == [*((10, n) for n in range(2, 11)), (10, 10)]
+    assert [(piece.num_rows, taken) for piece in merge(chunks(), piece_bytes=1)] == [
+        *((10, n) for n in range(2, 11)),
+        (10, 10),
+    ]
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_messages_of_one_millisecond_are_ordered_by_their_ids() -> None:
     chunks = [
         (OrderKey(5, "a", 0, at), table([OrderKey(5, "a", 0, at), OrderKey(5, "a", 0, at + 1)]))
         for at in range(0, 40, 2)
     ]
-    assert [piece.num_rows for piece in merge(chunks)] == [2] * 20
+    assert [piece.num_rows for piece in merge(chunks, piece_bytes=1)] == [2] * 20
 
 
 def test_empty_chunks_give_no_piece() -> None:

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_murmur2
 
-from sources.intake import partitioner
 from sources.intake.partitioner import murmur2, partitions_for
 
 # From Kafka's own UtilsTest.
@@ -41,11 +39,10 @@ def test_a_slice_gives_the_hashes_of_its_own_keys(keys: list[bytes], data: st.Da
     assert murmur2(part).tolist() == [kafka_murmur2(key) for key in keys[start : start + length]]
 
 
-def test_keys_hashed_in_parts_have_the_same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_hashed_in_parts_have_the_same_hashes() -> None:
     keys = pa.array([b"%010d" % number for number in range(50)], pa.binary())
     whole = murmur2(keys).tolist()
-    monkeypatch.setattr(partitioner, "_BYTES_AT_ONCE", 35)
-    assert murmur2(keys).tolist() == whole
+    assert murmur2(keys, bytes_at_once=35).tolist() == whole
 
 
 @given(

@@ -6,7 +6,6 @@ import pytest
 from confluent_kafka import Producer
 
 from conf.errors import BrokerUnreachable
-from sources.intake import stamp_check as module
 from sources.intake.stamp_check import Unreadable, unreadable_records
 from state.message import LAST_MS
 from streaming.local.broker import EmbeddedBroker
@@ -40,19 +39,17 @@ def test_records_with_timestamps_that_spark_cannot_read_are_found_between_the_of
 
 
 def test_it_stops_after_so_many_finds_and_after_a_minute(
-    broker: EmbeddedBroker, make_settings: MakeSettings, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker, make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(1, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for _ in range(30):
         producer.produce(topic, b"v", timestamp=LAST_MS + 1)
     assert producer.flush(30) == 0
-    monkeypatch.setattr(module, "MOST_FOUND", 20)
-    found = unreadable_records(make_settings(f"topics.input={topic}"), {}, {topic: {"0": 10_000}})
+    settings, ends = make_settings(f"topics.input={topic}"), {topic: {"0": 10_000}}
+    found = unreadable_records(settings, {}, ends, most_found=20)
     assert [record.offset for record in found] == list(range(20)), "it does not wait for the rest"
-    monkeypatch.setattr(module, "MOST_FOUND", 1_000)
-    monkeypatch.setattr(module, "_TIMEOUT_S", 3.0)
-    found = unreadable_records(make_settings(f"topics.input={topic}"), {}, {topic: {"0": 10_000}})
+    found = unreadable_records(settings, {}, ends, timeout_s=3.0)
     assert [record.offset for record in found] == list(range(30))
     with pytest.raises(BrokerUnreachable, match="cannot be read to the end"):
-        unreadable_records(make_settings(f"topics.input={topic}"), {topic: {"0": 30}}, {topic: {"0": 10_000}})
+        unreadable_records(settings, {topic: {"0": 30}}, ends, timeout_s=3.0)
