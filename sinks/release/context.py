@@ -10,15 +10,20 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics
 from sinks.release.counts import ReleaseCounts
+from sinks.release.known_topics import MOST_REFUSALS
 
 
 @dataclass(frozen=True)
 class ReleaseContext:
-    """What all shards of a release process share. `member` is the name of the process."""
+    """What all shards of a release process share. `member` is the name of the process.
+
+    After `most_refusals` of a topic in a minute, its refused records are not searched any more.
+    """
 
     settings: Settings
     member: str
     counts: ReleaseCounts = field(default_factory=ReleaseCounts)
+    most_refusals: int = MOST_REFUSALS
 
     @cached_property
     def options(self) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from sinks.topics.limits import NO_LIMIT, TopicLimits, read_limits, topic_access
 # How old what is known of a topic's limits may be when a record is refused by them.
 _FRESH_S = 1.0
 # So many refusals of a topic, a new ring for each, are worth it in so long a time to find the very records.
-_MOST_REFUSALS, _REFUSALS_S = 32, 60.0
+MOST_REFUSALS, _REFUSALS_S = 32, 60.0
 # By how much the clock of a topic's broker may be behind this host's.
 CLOCKS_APART_MS = 1_000
 # How far ahead of their due times records are written, by steps, for a topic that refuses their timestamps.
@@ -37,11 +37,18 @@ _AHEAD_MS = (0, -100, -CLOCKS_APART_MS)
 class Topics:
     """What is known of the topics that a shard writes to, and of the messages that they refused."""
 
-    def __init__(self, settings: Settings, options: Mapping[str, str], closed: ClosedTopics | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        options: Mapping[str, str],
+        closed: ClosedTopics | None = None,
+        most_refusals: int = MOST_REFUSALS,
+    ) -> None:
         """Know nothing yet: there may be thousands of topics, and a shard writes to few at a time.
 
         `closed` are the closed topics that the process knows of.
         """
+        self._most_refusals = most_refusals
         self._options = options
         self._dead_letter = settings.topics.dead_letter
         self._expiry = Expiry.of(settings)
@@ -142,8 +149,8 @@ class Topics:
         its value.
         """
         now_s = time.monotonic()
-        lately = self._refusals_s.setdefault(topic, deque(maxlen=_MOST_REFUSALS))
-        is_often = len(lately) == _MOST_REFUSALS and now_s - lately[0] < _REFUSALS_S
+        lately = self._refusals_s.setdefault(topic, deque(maxlen=self._most_refusals))
+        is_often = len(lately) == self._most_refusals and now_s - lately[0] < _REFUSALS_S
         lately.append(now_s)
         return is_often and topic != self._dead_letter
 

@@ -63,7 +63,7 @@ class ShardWriter:
         self._beat = beat
         self._rates = rates
         self._releases = releases
-        self._topics = Topics(context.settings, context.options, context.closed)
+        self._topics = self._no_topics()
         self._search: FaultSearch | None = None
         # What the position counts after the transaction that was refused last.
         self._refused_until = (0, 0, 0)
@@ -85,10 +85,14 @@ class ShardWriter:
         """
         self.in_flight.clear()
         self._search = None
-        self._topics = Topics(self._settings, self._context.options, self._context.closed)
+        self._topics = self._no_topics()
         self.ring = self._open_ring(self._beat.retry())
         self.position = self.ring.position
         return self.position
+
+    def _no_topics(self) -> Topics:
+        own = self._context
+        return Topics(self._settings, own.options, own.closed, own.most_refusals)
 
     def close(self) -> None:
         """Close the ring, if it is open, and forget the transactions that it has committed."""

@@ -176,9 +176,9 @@ def test_many_refused_records_of_a_transaction_are_found_at_once(
 
 @pytest.mark.usefixtures("hidden")
 def test_all_that_a_transaction_has_for_a_topic_becomes_dead_letters_if_it_refuses_too_often(
-    bench: ReleaseBench, topic: str, compacted: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
+    bench: ReleaseBench, topic: str, compacted: str, rings: list[int]
 ) -> None:
-    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 3)
+    bench.most_refusals = 3
     bench.change("release.transaction_messages=100")
     due = _due(topic, [{"output_topic": (topic, compacted)[n % 2], "key": None} for n in range(200)])
     assert bench.release(due) == 200
@@ -208,7 +208,7 @@ def test_nothing_is_written_to_a_topic_whose_transactions_might_never_end(
 
 @pytest.mark.usefixtures("hidden")
 def test_a_release_that_is_stopped_searches_no_further_and_the_next_one_releases_all(
-    bench: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
+    bench: ReleaseBench, compacted: str, rings: list[int]
 ) -> None:
     bench.hand_over(_due(compacted, [{"key": None} for _ in range(100)]))
     release = bench.start()
@@ -217,7 +217,7 @@ def test_a_release_that_is_stopped_searches_no_further_and_the_next_one_releases
     bench.stop(release)
     assert len(rings) <= opened + 2
     assert bench.settled() == 0
-    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 1)
+    bench.most_refusals = 1
     assert bench.release() == 100
     assert sorted(values(bench.read(bench.dead_letter))) == [*range(100)]
 

@@ -316,9 +316,9 @@ def test_many_messages_that_are_too_large_for_a_hidden_limit_cost_no_ring_each(
 
 @pytest.mark.usefixtures("hidden")
 def test_a_topic_of_a_hidden_limit_that_refuses_often_gets_nothing_more_of_that_transaction(
-    bench: ReleaseBench, small: str, rings: list[int], monkeypatch: pytest.MonkeyPatch
+    bench: ReleaseBench, small: str, rings: list[int]
 ) -> None:
-    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 4)
+    bench.most_refusals = 4
     # Each is smaller than the one that was refused before.
     large = [b"x" * (5_900 - n) for n in range(50)]
     assert bench.release(_batch(small, b"a", *large, b"b")) == 52
@@ -328,9 +328,9 @@ def test_a_topic_of_a_hidden_limit_that_refuses_often_gets_nothing_more_of_that_
 
 
 def test_a_topic_that_refuses_many_compressed_messages_gets_no_other_one_over_its_limit_in_that_transaction(
-    bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch, rings: list[int]
+    bench: ReleaseBench, small: str, rings: list[int]
 ) -> None:
-    monkeypatch.setattr(known_topics, "_MOST_REFUSALS", 2)
+    bench.most_refusals = 2
     bench.change("kafka.compression.type=lz4", "release.transaction_messages=40")
     noise, fits = [os.urandom(6_000) for _ in range(37)], b"0" * 15_000
     assert bench.release(_batch(small, b"a", fits, *noise, b"b", fits)) == 41
