@@ -38,6 +38,17 @@ def just_after(key: OrderKey) -> OrderKey:
     return key._replace(offset=key.offset + 1)
 
 
+def request_due_ms(
+    published_ms: npt.NDArray[np.int64] | int, clock_ms: int, message_due_ms: npt.NDArray[np.int64] | int
+) -> npt.NDArray[np.int64]:
+    """Return when the request is due that comes with a message, or with each of several: at once. All are epoch ms.
+
+    It has the id of the message, which is due at `message_due_ms`, and must have another order key.
+    """
+    at_once = np.minimum(published_ms, clock_ms)
+    return np.asarray(at_once + (at_once == message_due_ms))
+
+
 def in_order(messages: pa.Table) -> pa.Table:
     """Return `messages` in delivery order."""
     if messages.num_rows < 2:

@@ -13,6 +13,7 @@ from sources.intake.partitioner import partitions_for
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import REQUEST, repeats
 from state.message import HEADERS, MESSAGE_SCHEMA
+from state.order import request_due_ms
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER
 
 
@@ -39,10 +40,7 @@ class Accepted(NamedTuple):
 
 def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     """Return the requests that come with accepted `messages`, as messages with the same ids and `keys` (binary)."""
-    dues = messages.column("deliver_at_ms").to_numpy()
-    at_once = np.minimum(messages.column("timestamp_ms").to_numpy(), clock_ms)
-    # Both have the same id, and no two messages may have the same order key.
-    at_once = at_once + (at_once == dues)
+    published_ms, dues_ms = (messages.column(name).to_numpy() for name in ("timestamp_ms", "deliver_at_ms"))
     count = messages.num_rows
     headers = messages.column("headers")
     if own := np.flatnonzero(repeats(messages)).tolist():
@@ -51,7 +49,7 @@ def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettin
     partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
     input_partitions = messages.column("partition").to_numpy().astype(np.int64)
     columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
-        "deliver_at_ms": at_once,
+        "deliver_at_ms": request_due_ms(published_ms, clock_ms, dues_ms),
         "kind": np.full(count, REQUEST, dtype=np.int8),
         "output_topic": pa.array([batch_settings.results] * count, pa.string()),
         "output_partition": pa.array(partitions_for(keys, input_partitions, partitions), pa.int32()),
