@@ -36,7 +36,7 @@ class Policy(Section):
     expire_after: Annotated[int, duration(SECOND, LONGEST)] | None = None
     expiry_header: HeaderName | None = None
     names: Annotated[str, one_of("off", "header", "key")] = "off"
-    name_mode: Annotated[str, one_of("replace", "keep")] = "replace"
+    name_mode: Annotated[str, one_of("replace", "keep", "keep-time")] = "replace"
     repeats: bool = False
     repeat_interval: Annotated[int, duration(SECOND, LONGEST)] = 10 * SECOND
 

@@ -48,10 +48,10 @@ NONE_REPLACED: Mapping[MessageId, MessageId] = MappingProxyType({})
 class Ask(NamedTuple):
     """An ask: its own id, and the id that it asks for.
 
-    Of a replacement also its condition, one of `CONDITIONS` or `state.names.KEEP`, and when it is due, epoch ms. It has
-    the id of its ask. Of an ask by a name also the name (`state.names.named`). Of a message that has a name also when
-    it was published, epoch ms, and whether its publisher wants an answer. `delivers` says that the message shall be due
-    at once. `repeats` says that the message which comes with it does.
+    Of a replacement also its condition, one of `CONDITIONS` or a mode of `state.names`, and when it is due by its own
+    headers, epoch ms. It has the id of its ask. Of an ask by a name also the name (`state.names.named`). Of a message
+    that has a name also when it was published, epoch ms, and whether its publisher wants an answer. `delivers` says
+    that the message shall be due at once. `repeats` says that the message which comes with it does.
     """
 
     id: MessageId

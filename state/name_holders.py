@@ -1,7 +1,7 @@
 """Which message has a name once records are accepted again.
 
 Of all that got the name, and are not cancelled, it is the newest; or the first one that waits, where messages keep
-their names.
+their names. Where they keep their due times, the newest does so if it waits.
 
 A rebuild accepts again what a lost table had, and what took a name over may be gone with it: the message itself, or
 the row that says that the one before is cancelled. So the names are decided anew, from the records that are read again
@@ -22,7 +22,7 @@ from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import OffsetBitmaps
-from state.names import NAMED_SCHEMA, name_rows
+from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA, name_rows
 
 # Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
 HOLDER_SCHEMA = NAMED_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("is_left", pa.bool_()))
@@ -49,7 +49,7 @@ class _Holder(NamedTuple):
 
 
 def settled(
-    origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetBitmaps, keeps_names: Callable[[str], bool]
+    origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetBitmaps, name_mode: Callable[[str], str]
 ) -> ArrowFunction:
     """Return the `mapInArrow` function that decides which messages have their names when a checkpoint begins.
 
@@ -64,14 +64,14 @@ def settled(
     Records are accepted by present policies and the present clock: of one that is not accepted again these say neither
     whether it had a name nor when it was due.
 
-    `keeps_names` says of an input topic whether messages keep their names there.
+    `name_mode` returns which of several messages of a name waits, of an input topic (`state.names`).
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names: list[_Holder] = []
         lost: list[_Holder] = []
         for (_, topic), holders in groupby(_holders(batches, origin), key=attrgetter("name", "topic")):
-            for holder, has_name in _first(holders, waits) if keeps_names(topic) else _newest(holders, is_cancelled):
+            for holder, has_name in among_them(holders, name_mode(topic)):
                 if not has_name:
                     lost.append(holder)
                 elif holder.is_left:
@@ -80,6 +80,11 @@ def settled(
                     yield from rows(names, lost)
                     names, lost = [], []
         yield from rows(names, lost)
+
+    def among_them(holders: Iterable[_Holder], mode: str) -> Iterator[tuple[_Holder, bool]]:
+        if mode == KEEP:
+            return _first(holders, waits)
+        return _newest(holders, is_cancelled, waits if mode == KEEP_TIME else _never)
 
     def rows(names: Sequence[_Holder], lost: Sequence[_Holder]) -> Iterator[pa.RecordBatch]:
         named = _table([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
@@ -140,7 +145,13 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
         yield newest._replace(until_ms=until_ms, keeps=False, is_left=True), True
 
 
-def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
+def _never(_: _Holder) -> bool:
+    return False
+
+
+def _newest(
+    holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool], keeps_time: Callable[[_Holder], bool]
+) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it has the name: the newest.
 
     Of an input partition the last one counts. Of several partitions it is the one of the newest batch, as far as the
@@ -160,7 +171,7 @@ def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool])
     in_turn = sorted(last, key=_BY_AGE)
     yield from ((holder, False) for holder in in_turn[:-1])
     # Its row is of use as long as one of another would be found in its place.
-    yield from ((holder._replace(until_ms=until_ms, keeps=False), True) for holder in in_turn[-1:])
+    yield from ((holder._replace(until_ms=until_ms, keeps=keeps_time(holder)), True) for holder in in_turn[-1:])
 
 
 def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:

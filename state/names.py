@@ -2,8 +2,8 @@
 
 Where a policy of the input topic says so, a message has the name that its header `NAME_HEADER` has, or else its key.
 Another policy, the *mode*, says which of several messages waits. `REPLACE`: the newest, which replaces the one before
-it. `KEEP`: the first, and later ones are dropped. Whoever wants to cancel needs no id: the header `CANCEL_NAME_HEADER`
-has the name.
+it. `KEEP`: the first, and later ones are dropped. `KEEP_TIME`: the newest, which is due when the first one was. Whoever
+wants to cancel needs no id: the header `CANCEL_NAME_HEADER` has the name.
 
 Names are stored as hashes: rows of the table of sealed buckets, in Delta partitions of their own, say which message got
 a name last. They are of use until it is due and handed over, and as long as an older row of the same name would be
@@ -27,9 +27,10 @@ ANSWER_HEADER = "delayline-answer"
 # Where names come from (the policy `names`): nowhere, from the header, or from the key of what has no such header.
 OFF, FROM_HEADER, FROM_KEY = "off", "header", "key"
 # What becomes of a message if another one waits under its name (the policy `name_mode`).
-REPLACE, KEEP = "replace", "keep"
+REPLACE, KEEP, KEEP_TIME = "replace", "keep", "keep-time"
 # Messages by their names: the name (`named`), the id, the due time, and until when the row is of use, both epoch ms;
-# and whether the message keeps its name: it was accepted by `KEEP`, and nobody has asked for it since.
+# and whether the message keeps its name and its due time: it was accepted by `KEEP` or `KEEP_TIME`, and nobody has
+# asked for it since.
 NAMED_SCHEMA = pa.schema(
     [
         ("name", pa.binary()),

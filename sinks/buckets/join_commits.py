@@ -19,11 +19,14 @@ from state.order import ORDER
 _BY_AGE = ("bucket", "partition", "offset", "deliver_at_ms")
 
 
-def join_cancelled(store: BucketTable, buckets: Iterable[int], forget: Forgettable) -> None:
-    """Join several Delta partitions with cancelled ids in that of the last one, without those to `forget`."""
+def join_ids(store: BucketTable, kind: IdRows, buckets: Iterable[int], forget: Forgettable) -> None:
+    """Join several Delta partitions with ids of a `kind` in that of the last one, without those to `forget`.
+
+    Not names, of which later ones replace earlier ones.
+    """
     numbers = sorted(buckets)
-    partitions = [IdRows.CANCELLED.partition(number) for number in numbers]
-    joined = joined_ids(IdRows.CANCELLED, numbers[-1], lambda ids: ~forget.among(ids))
+    partitions = [kind.partition(number) for number in numbers]
+    joined = joined_ids(kind, numbers[-1], lambda ids: ~forget.among(ids))
     rows = _rows_of(store, partitions)
     ordered = rows.coalesce(1).sortWithinPartitions(*ORDER)
     store.overwrite(partitions, ordered.mapInArrow(joined, from_arrow_schema(STORED_SCHEMA)))

@@ -33,7 +33,7 @@ from state.cancel import ASK_SCHEMA, CANCEL_HEADER, DELIVER_NOW_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
 from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST, requests_in
 from state.message import HEADERS, MESSAGE_SCHEMA
-from state.names import CANCEL_NAME_HEADER, OFF
+from state.names import CANCEL_NAME_HEADER, KEEP, OFF
 
 # The column of names, beside those of messages.
 NAME = "name"
@@ -183,7 +183,7 @@ def accept_group(
     elif envelope.rows_left(is_rejected):
         keys, all_headers = envelope.opened(records, keys, all_headers, is_rejected)
     if repeats.schedules:
-        keeps = batch_settings.keeps_names(topic)
+        keeps = batch_settings.name_mode(topic) == KEEP
         all_headers, own = repeats.kept_headers(all_headers, topic, given, keeps, rejections.errors)
         kinds[own] = REPEATING
     names = [*names, batch_settings.dead_letter]

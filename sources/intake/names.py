@@ -21,10 +21,10 @@ from state.names import (
     ANSWER_HEADER,
     CANCEL_NAME_HEADER,
     FROM_KEY,
-    KEEP,
     MOST_NAME_BYTES,
     NAME_HEADER,
     OFF,
+    REPLACE,
     named,
 )
 
@@ -136,7 +136,8 @@ def ask_keys(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
 def _conditions(topics: pa.ChunkedArray, batch_settings: BatchSettings) -> pa.Array:
     """Return on which condition each message on the input `topics` takes its name."""
     encoded = one_array(topics).dictionary_encode()
-    of_topics = [KEEP if batch_settings.keeps_names(topic) else ALWAYS for topic in encoded.dictionary.to_pylist()]
+    modes = map(batch_settings.name_mode, encoded.dictionary.to_pylist())
+    of_topics = [ALWAYS if mode == REPLACE else mode for mode in modes]
     return pa.array(of_topics, pa.string()).take(encoded.indices)
 
 

@@ -13,8 +13,8 @@ Read in this order:
 6. `reach`: chooses how far ahead messages are loaded; `window`: selects them, in order and by shard
 7. `merge`: makes one bucket of several
 8. `reseal`: seals the messages that a replaced checkpoint leaves behind
-9. `cancelled`: the ids of cancelled messages; `id_rows`: stores these, and names, as rows; `cancelled_filter`: leaves
-   the messages out
+9. `cancelled`: the ids of cancelled messages; `retimed`: of those with another due time than their records say;
+   `id_rows`: stores these, and names, as rows; `cancelled_filter`: leaves cancelled messages out
 10. `salvage`: rebuilds segments after a file was damaged
 
 The storage is log-structured: what a seal costs depends on how many messages it has, and not on how far apart these

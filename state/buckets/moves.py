@@ -19,7 +19,7 @@ from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import DUE_NOW, KIND, is_message, kinds_of, repeats
 from state.message import decode_chunk, with_due_times
-from state.message_ids import ID_SCHEMA, among, ids_in, places_in, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in, places_in, rows_among, table_of
 from state.order import in_order
 from state.shards import by_shard
 
@@ -38,6 +38,19 @@ def due_at_once_ms(clock_ms: int, cutoff_ms: int) -> int:
     has the same id, and no two messages should have the same order key. No due time is negative.
     """
     return max(0, min(clock_ms + 1, cutoff_ms - 1))
+
+
+def moves_at_once(ids: Ids, due_ms: int) -> pa.Table:
+    """Return the moves of the messages `ids` to `due_ms` (epoch ms), at once."""
+    messages = table_of(ids)
+    when = [pa.repeat(pa.scalar(value), messages.num_rows) for value in (due_ms, True)]
+    return pa.table([*messages.columns, *when], schema=MOVES_SCHEMA)
+
+
+def moves_to(retimed: pa.Table) -> pa.Table:
+    """Return the moves of messages to their due times in a table that has the columns `ID` and deliver_at_ms."""
+    at_once = pa.repeat(pa.scalar(False), retimed.num_rows)
+    return retimed.select([*ID, "deliver_at_ms"]).append_column(MOVES_SCHEMA.field("at_once"), at_once)
 
 
 def moving(moves: pa.Table, batch_settings: BatchSettings, bucket: int, cutoff_ms: int) -> ArrowFunction:

@@ -6,8 +6,9 @@ A merged bucket has a part for each slice of due time, which the merge commits
 one by one; it is live once its marker is committed, together with the removal of the buckets that it replaces.
 
 In the table, the Delta partition column `part` has the name of a part with a prefix: the part's chunks and its metadata
-are separate Delta partitions, and so is the marker of a merged bucket. The ids of messages that were
-cancelled, or have a name, are in Delta partitions of their own (`IdRows`), one for each batch until these are joined.
+are separate Delta partitions, and so is the marker of a merged bucket. The ids of messages that were cancelled, have a
+name, or have another due time are in Delta partitions of their own (`IdRows`), one for each batch until these are
+joined.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class IdRows(Enum):
     CANCELLED = "cancelled-"
     # Messages that have a name (`state.names`).
     NAMED = "named-"
+    # Messages that have taken over another due time (`state.buckets.retimed`).
+    RETIMED = "retimed-"
 
     @property
     def condition(self) -> str:

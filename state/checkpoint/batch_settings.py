@@ -111,9 +111,9 @@ class BatchSettings:
         """Return what holds for the input topic `topic`."""
         return self.policies.get(topic, self.policy)
 
-    def keeps_names(self, topic: str) -> bool:
-        """Return whether the first of several messages of a name waits on the input topic `topic`, and not the last."""
-        return self.policy_of(topic).name_mode == "keep"
+    def name_mode(self, topic: str) -> str:
+        """Return which of several messages of a name waits, of the input topic `topic` (`state.names`)."""
+        return self.policy_of(topic).name_mode
 
     @property
     def limits_waiting(self) -> bool:

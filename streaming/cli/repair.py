@@ -113,6 +113,8 @@ def _id_lines(corruption: Corruption) -> Iterator[str]:
         )
     if rows := corruption.lost_rows(IdRows.NAMED):
         yield f"{rows} rows of names are lost; a new message does not replace the one that waits under such a name"
+    if rows := corruption.lost_rows(IdRows.RETIMED):
+        yield f"{rows} rows of due times are lost; a rebuild takes these messages to be due as their records say"
 
 
 def _segment_line(segment: CorruptSegment) -> str:

@@ -18,7 +18,6 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.task import Cancels
 from state.buckets.operator import KEPT
-from state.buckets.parts import IdRows
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.recovery import Recovered
@@ -204,8 +203,8 @@ class BatchRunner:
             self._cancels.stored(decision, span, span.clock_ms)
             self._window.add(segments)
             self._maintenance.sealed(segments)
-            self._maintenance.stored(IdRows.CANCELLED, span.bucket, decision.cancelled.num_rows)
-            self._maintenance.stored(IdRows.NAMED, span.bucket, decision.names.num_rows)
+            for kind, count in decision.stored.items():
+                self._maintenance.stored(kind, span.bucket, count)
         # 10. Choose the next batch's size, and move the window on.
         has_more = self._pace.choose_size(span, rows, time.monotonic() - begun_s)
         self._window.advance(span.cutoff_ms)

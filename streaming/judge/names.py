@@ -1,17 +1,23 @@
 """The checks of names: which of the messages that have a name come out, and whether the answers agree with that.
 
 Where they replace each other, the newest does. Where they keep their names, a message does unless one before it did so
-later than it was published.
+later than it was published. Where they keep their due times, the newest does when the first one was due.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from streaming.judge.record import Received
+
+# What becomes of a message that waits under a name, once there is another one: the mode of its input topic.
+REPLACE, KEEP, KEEP_TIME = "replace", "keep", "keep-time"
+_DUE_HEADER = "delayline-deliver-at"
+# A due time that was taken over may be moved by a millisecond each time.
+_MOST_MOVED_MS = 20
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,13 @@ def name_problems(
     came_out: Iterable[Received],
     answers: Iterable[Received],
     slack_ms: int,
-    keeps: bool = False,
+    mode: str = REPLACE,
 ) -> list[str]:
     """Return what is wrong, a sentence each, once everything that should come out has done so.
 
     `answers` are the records of the results topic. A message may come out although another took its name over if it was
-    due within `slack_ms` after the job knew of that one. `keeps` says whether messages keep their names; then two may
-    come out if the first was due within `slack_ms` after the job knew of the second.
+    due within `slack_ms` after the job knew of that one. `mode` is that of the input topic. With `KEEP`, two may come
+    out if the first was due within `slack_ms` after the job knew of the second.
     """
     problems: list[str] = []
     deliveries: dict[str, list[Received]] = {}
@@ -62,18 +68,25 @@ def name_problems(
     problems += [f"{each} has an answer, and asked for nothing" for each in results.keys() - known.keys()]
     for record in known.values():
         own = deliveries.get(record.id, [])
+        due_ms = record.due_ms
         if len(own) > 1:
             problems.append(f"{record.id} came out {len(own)} times")
-        if own and (record.due_ms is None or own[0].received_ms < record.due_ms):
-            problems.append(f"{record.id} is due at {record.due_ms}, and came out at {own[0].received_ms}")
+        if mode == KEEP_TIME:
+            # Which one it may be is judged below.
+            due_ms = _due_ms(record, deliveries)
+        if own and (due_ms is None or own[0].received_ms < due_ms):
+            problems.append(f"{record.id} is due at {due_ms}, and came out at {own[0].received_ms}")
         if len(results.get(record.id, [])) not in ({1} if record.due_ms is None else {0, 1}):
             problems.append(f"{record.id} has the answers {results.get(record.id)}")
     by_name = sorted(known.values(), key=lambda record: (record.name, record.offset))
     for name, several in groupby(by_name, key=lambda record: record.name):
         in_order = list(several)
-        if keeps:
+        if mode == KEEP:
             problems += _of_kept_name(name, in_order, deliveries, results, slack_ms)
         else:
+            if mode == KEEP_TIME:
+                problems += _of_kept_time(name, in_order, deliveries)
+                in_order = [replace(each, due_ms=_due_ms(each, deliveries)) for each in in_order]
             problems += _of_name(name, in_order, deliveries.keys(), results, slack_ms)
         problems += _of_answers(name, in_order, deliveries.keys(), results)
     return problems
@@ -132,6 +145,33 @@ def _of_kept_name(
                 yield f"{record.id} did not come out, and no message before it kept {name}"
         before.append(record)
         since_cancel.append(record)
+
+
+def _of_kept_time(name: str, in_order: list[Named], deliveries: Mapping[str, list[Received]]) -> Iterator[str]:
+    """Yield each message that came out at the due time of neither itself nor one that it can have replaced."""
+    # When the message before may be due, if there is one since the last cancel; and whether it came out.
+    before: set[int] = set()
+    came_out = False
+    for record in in_order:
+        if record.due_ms is None:
+            before = set()
+            continue
+        # One that was due when the next was published has no due time to give, unless the job did not run.
+        is_free = came_out or not before or min(before) <= record.known_ms
+        may_be = before | ({record.due_ms} if is_free else set())
+        came_out = record.id in deliveries
+        if came_out:
+            due_ms = _due_ms(record, deliveries) or 0
+            if not any(0 <= due_ms - each <= _MOST_MOVED_MS for each in may_be):
+                yield f"{record.id} was due at {due_ms}, and by the messages under {name} at one of {sorted(may_be)}"
+            may_be = {due_ms}
+        before = may_be
+
+
+def _due_ms(record: Named, deliveries: Mapping[str, list[Received]]) -> int | None:
+    """Return when a message was due, epoch ms: as its delivery says, or its record; None for a cancel."""
+    own = deliveries.get(record.id)
+    return record.due_ms if record.due_ms is None or not own else int(own[0].last(_DUE_HEADER) or record.due_ms)
 
 
 def _of_answers(

@@ -8,7 +8,7 @@ from functools import partial
 
 from conf.setting_types import HOUR
 from sinks.buckets.bucket_table import BucketTable
-from sinks.buckets.join_commits import join_cancelled, join_names
+from sinks.buckets.join_commits import join_ids, join_names
 from state.buckets.cancelled import Forgettable
 from state.buckets.merge import choose
 from state.buckets.parts import IdRows
@@ -18,13 +18,15 @@ from streaming.maintenance.stretches import stretches
 
 log = logging.getLogger(__name__)
 
-# How often each Delta partition of cancelled ids is written again, without those that are of no use any more. Until
-# there are enough of its size to be joined with, a year may pass if ids are known for a month.
+# The ids of these are of use for as long as cancelled messages are known. How often each of their Delta partitions is
+# written again, without those that are of no use any more: until there are enough of its size to be joined with, a year
+# may pass if ids are known for a month.
+_LONG_KEPT = (IdRows.CANCELLED, IdRows.RETIMED)
 _FORGET_EVERY_S = 86_400.0
 # A process may not live for a day.
 _FIRST_FORGET_S = 3_600.0
 # About what an id takes in the table.
-_ROW_BYTES = {IdRows.CANCELLED: 24, IdRows.NAMED: 44}
+_ROW_BYTES = {IdRows.CANCELLED: 24, IdRows.NAMED: 44, IdRows.RETIMED: 24}
 # Rows of messages that were due this long ago, in ms, are not needed any more. Longer than `clock.horizon` may be: a
 # batch asks for what has a name until it is due and handed over, and its replay must find the same.
 _IDS_KEPT_MS = 2 * HOUR
@@ -50,8 +52,8 @@ class IdJoins:
         Args:
             store: the table of sealed buckets.
             id_rows: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
-            forgettable: returns which cancelled ids are of no use any more, given the cutoff (epoch ms) below which
-                everything is handed over.
+            forgettable: returns which ids, but for names, are of no use any more, given the cutoff (epoch ms) below
+                which everything is handed over.
             fan_in: how many partitions are joined.
             failures: the partitions that are set aside.
             joined: is called after each join.
@@ -63,8 +65,8 @@ class IdJoins:
         self._fan_in = fan_in
         self._failures = failures
         self._joined = joined
-        # And the bucket of the Delta partition whose cancelled ids were forgotten last.
-        self._next_forget_s, self._forgot = now_s + _FIRST_FORGET_S, -1
+        # And of which Delta partition ids were forgotten last: the kind and the bucket.
+        self._next_forget_s, self._forgot = now_s + _FIRST_FORGET_S, ("", -1)
 
     def stored(self, kind: IdRows, bucket: int, count: int) -> None:
         """Add the rows of a `kind` that the batch of `bucket` has stored, `count` of them."""
@@ -86,11 +88,12 @@ class IdJoins:
         }
         aside = {kind: {number for number in sizes if (kind, number) in waiting} for kind, sizes in committed.items()}
         forget_before_ms = at.handed_over_before_ms - _IDS_KEPT_MS
-        cancelled = sorted(committed[IdRows.CANCELLED].keys() - aside[IdRows.CANCELLED])
-        if at.now_s >= self._next_forget_s and cancelled:
-            self._next_forget_s = at.now_s + _FORGET_EVERY_S / len(cancelled)
-            self._forgot = next((number for number in cancelled if number > self._forgot), cancelled[0])
-            return self._step(IdRows.CANCELLED, [self._forgot], forget_before_ms)
+        written = sorted((kind.value, number) for kind in _LONG_KEPT for number in committed[kind].keys() - aside[kind])
+        if at.now_s >= self._next_forget_s and written:
+            self._next_forget_s = at.now_s + _FORGET_EVERY_S / len(written)
+            self._forgot = next((each for each in written if each > self._forgot), written[0])
+            value, number = self._forgot
+            return self._step(IdRows(value), [number], forget_before_ms)
         # The kind with the most partitions first: joins of the other may not keep it waiting.
         for kind, sizes in sorted(committed.items(), key=lambda each: -len(each[1])):
             for stretch in stretches(sizes, aside[kind]):
@@ -105,10 +108,10 @@ class IdJoins:
 
     def _join(self, kind: IdRows, buckets: list[int], forget_before_ms: int) -> Outcome:
         log.info("joining %d partitions of %s ids", len(buckets), kind.name.lower())
-        if kind is IdRows.CANCELLED:
-            join_cancelled(self._store, buckets, self._forgettable(forget_before_ms))
-        else:
+        if kind is IdRows.NAMED:
             join_names(self._store, buckets, forget_before_ms)
+        else:
+            join_ids(self._store, kind, buckets, self._forgettable(forget_before_ms))
         return partial(self._adopt, kind, buckets, self._store.id_partitions(kind))
 
     def _adopt(self, kind: IdRows, buckets: list[int], sizes: dict[int, int]) -> None:

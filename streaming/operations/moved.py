@@ -16,6 +16,7 @@ from pyroaring import BitMap64
 
 from state.buckets.cancelled import MOVED_SCHEMA, are_moved, moved_of
 from state.buckets.reseal import left_rows
+from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, add_ids, bitmaps_of, in_bitmaps
@@ -105,6 +106,18 @@ def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[Offse
             yield table.filter(pa.array(~is_moved))
 
     return bitmaps_of(cancelled()), Moved(handed_over, ids, own_ids, pa.concat_tables(perhaps_left))
+
+
+def retimed_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> pa.Table:
+    """Return which messages have taken over another due time (`RETIMED_SCHEMA`), from rows of `ID_ROW_SCHEMA`.
+
+    Without those that are handed over by either due time, as far as the markers show that.
+    """
+    newest = handed_over.newest
+    may_wait = (pc.field("max_deliver_at_ms") >= newest.previous_ms) | (pc.field("bucket") >= newest.bucket)
+    columns = [*ID, "deliver_at_ms", "max_deliver_at_ms"]
+    every = (table.filter(may_wait).select(columns).rename_columns(RETIMED_SCHEMA.names) for table in tables)
+    return pa.concat_tables([RETIMED_SCHEMA.empty_table(), *every])
 
 
 def with_ids(one: OffsetBitmaps, other: OffsetBitmaps) -> OffsetBitmaps:

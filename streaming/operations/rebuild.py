@@ -4,7 +4,8 @@
 | --- | --- |
 | handed over | the markers in the progress topic |
 | sealed, or cancelled | the message ids in the table |
-| moved to another due time, and handed over at that | these ids, and the markers |
+| made due at once, and handed over then | these ids, and the markers |
+| due when the message was that it has replaced | these ids have its due time, by which the others count |
 | accepted, and neither | was only in the mutable buckets of the lost checkpoint: it is read from the input again |
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -39,6 +41,7 @@ from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.index.offset_bitmaps import bitmaps_of, in_bitmaps
 from state.name_holders import HOLDER_SCHEMA
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
@@ -51,7 +54,7 @@ from streaming.checkpoint.handover import (
     writer_of_state,
 )
 from streaming.checkpoint.recreated_inputs import recreated_inputs
-from streaming.operations.moved import moved_in, with_ids, without_ids
+from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.reread import recalled_messages, refuse_cut, reread_range, taken_records
 from streaming.operations.rest import Rest
 from streaming.operations.schedules import Superseded, as_holders, as_left_rows, left_in_table, superseded_in
@@ -154,9 +157,11 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
     # None of these waits where it was. But one that was moved may not be handed over.
     not_there = with_ids(cancelled, moved.ids)
+    retimed = retimed_in(store.ids_before(IdRows.RETIMED, ALL_BUCKETS), handed_over)
+    stored = with_ids(not_there, bitmaps_of([retimed]))
     recalled = recalled_messages(settings, handed_over)
     none = BitMap64()
-    seen = {source: index.offsets_of(*source) | not_there.get(source, none) for source in bounds}
+    seen = {source: index.offsets_of(*source) | stored.get(source, none) for source in bounds}
     starts, ends = reread_range(bounds, handed_over, seen, gone)
     done = without_ids(not_there, moved.perhaps_left)
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
@@ -188,7 +193,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
         batch_settings = batch_settings_from(settings, counts, range(origin.shards), origin, most_bytes)
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
-        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved)
+        # Mostly nobody asks for these again.
+        retimed = retimed.filter(pa.array(~in_bitmaps(retimed, with_ids(in_table, cancelled))))
+        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved, retimed)
         overdue = overdue_in_table(store, cancelled, moved, superseded, origin)
         if repeating is not None:
             overdue = overdue.union(repeating.mapInArrow(as_left_rows(origin.shards), from_arrow_schema(LEFT_SCHEMA)))
@@ -199,7 +206,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
             if repeating is not None:
                 named = named.union(as_holders(repeating, origin.overdue_bucket))
-            ids = names_of(store, named, origin, not_there, ids_left(overdue), batch_settings.keeps_names)
+            ids = names_of(store, named, origin, not_there, ids_left(overdue), batch_settings.name_mode)
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)

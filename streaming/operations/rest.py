@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
 from state.answers import answered, answers_to, no_answers
 from state.buckets.reseal import left_rows
+from state.buckets.retimed import RETIMED_SCHEMA, due_times
 from state.buckets.table_rows import ArrowFunction
 from state.cancel import WAITING, MessageId, asks_of, own_ids, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
@@ -23,7 +24,7 @@ from state.kinds import is_ask, is_message, repeats, requests_in
 from state.message import with_due_times
 from state.message_ids import among, ids_in, ids_of, places_in
 from state.name_holders import HOLDER_SCHEMA
-from state.names import KEEP
+from state.names import KEEP, KEEP_TIME
 from state.reasons import Reason
 from streaming.operations.moved import Moved
 from streaming.operations.schedules import left_of_input
@@ -40,7 +41,8 @@ class Rest:
     for messages that another one takes the name from (`state.name_holders`).
 
     `recalled` is what release processes have recalled, which is not left either, and `moved` what batches have moved.
-    `now_ms` is the time at which the rest is accepted, epoch ms.
+    `now_ms` is the time at which the rest is accepted, epoch ms. `retimed` are messages that have taken over a due time
+    (`RETIMED_SCHEMA`).
     """
 
     handed_over: HandedOver
@@ -50,6 +52,7 @@ class Rest:
     batch_settings: BatchSettings
     now_ms: int
     moved: Moved
+    retimed: pa.Table = field(default_factory=RETIMED_SCHEMA.empty_table)
 
     def messages(self) -> ArrowFunction:
         """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
@@ -75,13 +78,15 @@ class Rest:
                 ids = own_ids(own)
                 waiting = rest.filter(pa.array(~is_ask(rest)))
                 left = ids_in(waiting)
+                times = ids.append_column("deliver_at_ms", own.column("deliver_at_ms"))
                 # Of a message that repeats another occurrence may wait.
                 places = places_in(waiting, ids)
                 due = pc.coalesce(
-                    waiting.column("deliver_at_ms").take(pa.array(places, mask=places < 0)), own.column("deliver_at_ms")
+                    waiting.column("deliver_at_ms").take(pa.array(places, mask=places < 0)),
+                    pa.array(due_times(times, self.retimed)),
                 )
                 buckets = pa.repeat(pa.scalar(bucket), own.num_rows)
-                keeps = pc.equal(own.column("condition"), KEEP)
+                keeps = pc.is_in(own.column("condition"), pa.array([KEEP, KEEP_TIME]))
                 columns = [own.column("name"), *ids.columns, due, due, keeps, buckets, pa.array(among(ids, left))]
                 yield from pa.table(columns, names=HOLDER_SCHEMA.names).cast(HOLDER_SCHEMA).to_batches()
 
@@ -110,7 +115,7 @@ class Rest:
             if batch.num_rows:
                 records = pa.Table.from_batches([batch])
                 accepted = accept(records, self.batch_settings, self.now_ms)
-                messages = accepted.messages
+                messages = self._at_their_times(accepted.messages)
                 # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
                 stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
                 are_handed_over = self._is_handed_over(records, messages)
@@ -147,7 +152,14 @@ class Rest:
             if policy.clamps:
                 own = np.asarray(pc.equal(topics, topic))
                 dues[own] = np.minimum(dues, latest + policy.most_ms)[own]
-        return with_due_times(lost, dues)
+        return self._at_their_times(with_due_times(lost, dues))
+
+    def _at_their_times(self, messages: pa.Table) -> pa.Table:
+        """Return `messages`, each due at the time that it has taken over, if it has."""
+        if not self.retimed.num_rows:
+            return messages
+        dues = np.where(is_message(messages), due_times(messages, self.retimed), _dues(messages))
+        return with_due_times(messages, dues)
 
 
 def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:

@@ -90,7 +90,7 @@ def names_of(
     origin: CheckpointOrigin,
     cancelled: OffsetBitmaps,
     overdue: OffsetBitmaps,
-    keeps_names: Callable[[str], bool],
+    name_mode: Callable[[str], str],
 ) -> DataFrame:
     """Return the rows of `STORED_SCHEMA` for the names of what is accepted again, and for what they are taken from.
 
@@ -100,11 +100,11 @@ def names_of(
         origin: the origin of the new checkpoint.
         cancelled: what was cancelled before.
         overdue: what waits in the table, and is due before the cutoff of `origin`.
-        keeps_names: says of an input topic whether messages keep their names there.
+        name_mode: returns which of several messages of a name waits, of an input topic.
     """
     stored = store.ids(IdRows.NAMED)
     if stored is not None:
         columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "keeps", "bucket", "false AS is_left")
         named = named.union(stored.selectExpr(*columns))
     by_name = named.repartition("name").sortWithinPartitions("name", "partition", "offset")
-    return by_name.mapInArrow(settled(origin, cancelled, overdue, keeps_names), from_arrow_schema(STORED_SCHEMA))
+    return by_name.mapInArrow(settled(origin, cancelled, overdue, name_mode), from_arrow_schema(STORED_SCHEMA))

@@ -17,6 +17,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import bitmaps_of
 from state.message_ids import NO_IDS, Ids, ids_of, table_of
 from state.name_holders import HOLDER_SCHEMA, settled
+from state.names import KEEP, KEEP_TIME, REPLACE
 from tests.messages import ids_of_rows
 
 TOPIC = "delayline-in"
@@ -44,15 +45,19 @@ def settle(
     at_once: int = 2,
     keeps: bool = False,
     marked: bool | None = None,
+    mode: str | None = None,
 ) -> tuple[Any, Any]:
     """Return the offset of the message that has each name, and the cancelled ones with their due times.
 
     `keeps` says whether messages keep their names, and `marked` whether those do that have them: by default the same.
+    `mode` is the one of their topic, if it is neither.
     """
     in_order = sorted(rows, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
     before, waiting = (bitmaps_of([table_of(ids)]) for ids in (cancelled, overdue))
-    batches = settled(ORIGIN, before, waiting, lambda _: keeps)(iter(table.to_batches(max_chunksize=at_once)))
+    batches = settled(ORIGIN, before, waiting, lambda _: mode or (KEEP if keeps else REPLACE))(
+        iter(table.to_batches(max_chunksize=at_once))
+    )
     out = pa.Table.from_batches(batches, STORED_SCHEMA)
     names, gone = (
         ids_of_rows(out.filter(pc.field("part") == kind.partition(LEFT_IN))).to_pylist()
@@ -158,6 +163,15 @@ def test_what_is_delivered_keeps_no_name_and_what_waits_in_the_table_does() -> N
 def test_of_several_partitions_that_of_the_oldest_batch_keeps_its_name() -> None:
     rows = [left(1), left(2), stored(50, bucket=3, partition=1)]
     assert settle(*rows, keeps=True) == ({"a": (50, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, FAR_MS)])
+
+
+def test_where_messages_keep_their_due_times_the_newest_does_if_it_waits() -> None:
+    expected = ({"a": (7, FAR_MS)}, [(0, 5, FAR_MS), (0, 6, 500)])
+    assert settle(left(5), left(6, 500), left(7), mode=KEEP_TIME, marked=True) == expected
+    recalled = ids_of([(TOPIC, 0, 7)])
+    assert settle(left(5), left(7), cancelled=recalled, mode=KEEP_TIME, marked=True) == ({"a": (5, FAR_MS)}, [])
+    # What is delivered stands in the table, as it did.
+    assert settle(stored(1), stored(2, CUTOFF_MS - 1), mode=KEEP_TIME) == ({}, [(0, 1, FAR_MS)])
 
 
 @given(

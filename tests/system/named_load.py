@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from streaming.judge.names import Named, name_problems
+from streaming.judge.names import KEEP, REPLACE, Named, name_problems
 from streaming.judge.outputs import Outputs
 from streaming.judge.record import Received
 from tests.eventually import assert_eventually
@@ -21,12 +21,12 @@ SLACK_MS = 20_000
 class NamedLoad:
     """Publishes messages that have names, and cancels by name, and judges what comes out.
 
-    `keeps` says whether messages keep their names. `slack_ms` is that of `name_problems`.
+    `mode` and `slack_ms` are those of `name_problems`.
     """
 
-    def __init__(self, application: Application, keeps: bool = False, slack_ms: int = SLACK_MS) -> None:
+    def __init__(self, application: Application, mode: str = REPLACE, slack_ms: int = SLACK_MS) -> None:
         self._application = application
-        self._keeps, self._slack_ms = keeps, slack_ms
+        self._mode, self._slack_ms = mode, slack_ms
         self._producer = Producer({"bootstrap.servers": application.bootstrap, "linger.ms": 5})
         self.records: dict[str, Named] = {}
         self.got: list[Received] = []
@@ -78,7 +78,7 @@ class NamedLoad:
             for reader in self._readers:
                 reader.check()
             answered = {answer.id for answer in list(self.answers)}
-            if self._keeps:
+            if self._mode == KEEP:
                 # Which messages come out depends on when batches have read them.
                 return cancels <= answered and time.time() * 1_000 > last_ms and not self._problems()
             return expected <= {record.id for record in list(self.got)} and cancels <= answered
@@ -92,7 +92,7 @@ class NamedLoad:
 
     def _problems(self) -> list[str]:
         records, got, answers = self.records.values(), list(self.got), list(self.answers)
-        return name_problems(records, got, answers, self._slack_ms, self._keeps)
+        return name_problems(records, got, answers, self._slack_ms, self._mode)
 
     def replaced(self) -> set[str]:
         """Return the ids of the messages that have not come out."""

@@ -33,6 +33,8 @@ def command(service: Service, *arguments: str) -> subprocess.CompletedProcess[st
         ("replace", ("state-held", "sealing", "sealed", "handed-over")),
         ("replace", ("transaction-open", "transaction-filled", "transaction-ended", "position-read")),
         ("keep", ("cancelled", "handed-over", "sealed", "batch-done")),
+        ("keep-time", ("cancelled", "handed-over", "sealed", "batch-done")),
+        ("keep-time", ("transaction-open", "transaction-committed", "sealing", "state-held")),
     ],
     ids=str,
 )
@@ -41,7 +43,7 @@ def test_after_kills_one_message_of_each_name_comes_out(
 ) -> None:
     service, ledger = make_service("policies.names=key", f"policies.name_mode={mode}")
     ledger.close()
-    load = NamedLoad(application, keeps=mode == "keep")
+    load = NamedLoad(application, mode)
     for seed, point in enumerate(points):
         load.publish_some(120, seed, longest_ms=40_000, names=60)
         service.start(f"{point}=kill", wait=False)

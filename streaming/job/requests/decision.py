@@ -9,6 +9,7 @@
 | was made due at once, by a batch before or by an ask before this one | `too-late` |
 | is older than what the job knows for certain | the release processes answer, and never `too-late` without having it |
 | keeps its name, and a new one has the same | the new one counts as refused; `kept`, to whoever wants an answer |
+| keeps its due time, and a new one has its name | as of its place above; the new one is moved to that due time |
 | is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
 | is not read yet, or of no input topic | `unknown` |
 
@@ -40,9 +41,11 @@ import pyarrow.compute as pc
 
 from state.answers import ANSWER_SCHEMA, Undecided
 from state.buckets.cancelled import CANCELLED_SCHEMA
-from state.buckets.moves import MOVES_SCHEMA
+from state.buckets.moves import MOVES_SCHEMA, moves_at_once, moves_to
+from state.buckets.parts import IdRows
+from state.buckets.retimed import RETIMED_SCHEMA
 from state.cancel import MessageId, Successor, own_ids, replacement_ids
-from state.message_ids import Ids, each_of, ids_in, table_of, united, without
+from state.message_ids import Ids, each_of, ids_in, united, without
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.answers import answers_by, answers_for_kept, answers_for_nothing
 from streaming.job.requests.outcomes import Outcomes
@@ -58,8 +61,9 @@ class Decision:
     cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
     (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each cancelled message that one has cancelled.
     `drops` says whether another message keeps its name from any of them.
-    `moves` are those of the cancelled messages that the batch does not cancel, but hands over at once
-    (`state.buckets.moves.MOVES_SCHEMA`): `replaced` has for each when it is due.
+    `moves` are messages that get another due time (`state.buckets.moves.MOVES_SCHEMA`). Those that are due at once are
+    among the cancelled messages, although the batch does not cancel them: `replaced` has for each when it is due. The
+    others are `retimed`: messages of the batch that take over the due time of another one (`RETIMED_SCHEMA`).
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
@@ -68,19 +72,37 @@ class Decision:
     names: pa.Table = field(default_factory=NAMED_SCHEMA.empty_table)
     replaced: Mapping[MessageId, Successor] = field(default_factory=dict)
     moves: pa.Table = field(default_factory=MOVES_SCHEMA.empty_table)
+    retimed: pa.Table = field(default_factory=RETIMED_SCHEMA.empty_table)
     drops: bool = False
+
+    @property
+    def stored(self) -> dict[IdRows, int]:
+        """How many ids of each kind the batch stores."""
+        tables = {IdRows.CANCELLED: self.cancelled, IdRows.NAMED: self.names, IdRows.RETIMED: self.retimed}
+        return {kind: table.num_rows for kind, table in tables.items()}
+
+    @property
+    def made_due(self) -> int:
+        """How many messages the batch makes due at once."""
+        return int(self.moves.num_rows - self.retimed.num_rows)
+
+    @property
+    def cancels(self) -> int:
+        """How many messages the batch cancels."""
+        return int(self.cancelled.num_rows - self.made_due)
 
     def shows(self, cutoff_ms: int) -> bool:
         """Return whether anybody can tell, by what is handed over below `cutoff_ms` (epoch ms), what is cancelled.
 
         By an answer, or by the message in whose favour something is cancelled. Then it must be stored before: a rebuild
         would not know it, and deliver the cancelled message as well. The message that keeps its name may be handed over
-        long before: then nobody has the name after a rebuild, and a message that was dropped would come out.
+        long before: then nobody has the name after a rebuild, and a message that was dropped would come out. By the due
+        time of its record, a message that is moved would come out again.
         """
-        if not self.cancelled.num_rows:
-            return False
         if self.drops or self.moves.num_rows:
             return True
+        if not self.cancelled.num_rows:
+            return False
         is_told = pc.any(pc.is_valid(self.answers.column("value"))).as_py()
         return bool(is_told or pc.any(pc.less(self.names.column("deliver_at_ms"), cutoff_ms)).as_py())
 
@@ -91,6 +113,7 @@ class Facts(NamedTuple):
     - `outcomes`: what the batch cancels of them, and what was cancelled before
     - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
     - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
+    - `retimed`: messages of the batch that take over another due time (`RETIMED_SCHEMA`): nobody asks for them
     - `names`: the messages that have names from now on (`NAMED_SCHEMA`)
     - `due_now`: what the batch takes of that which it would hand over itself, perhaps (`CANCELLED_SCHEMA`)
     - `recalled`: what release processes have recalled
@@ -102,6 +125,7 @@ class Facts(NamedTuple):
     outcomes: Outcomes
     dropped: pa.Table
     superseded: pa.Table
+    retimed: pa.Table
     names: pa.Table
     due_now: pa.Table
     recalled: Ids
@@ -133,12 +157,10 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     ]
     refused = without(replacement_ids(asks), replacements.accepted)
     left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
-    moves = table_of(delivered)
-    when = [pa.repeat(pa.scalar(value), moves.num_rows) for value in (facts.due_at_once_ms, True)]
-    moves = pa.table([*moves.columns, *when], schema=MOVES_SCHEMA)
+    moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.retimed)])
     replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
     replaced |= replacements.replaced
     return Decision(
         pa.concat_tables(answers), outcomes.taken, without(left_out, delivered), facts.names, replaced, moves,
-        drops=facts.dropped.num_rows > 0,
+        facts.retimed, drops=facts.dropped.num_rows > 0,
     )  # fmt: skip

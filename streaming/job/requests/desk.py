@@ -234,8 +234,8 @@ class RequestDesk:
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
         facts = Facts(
-            outcomes, named.dropped, named.superseded, named.names, due_now, recalled, self._recalled.known_from,
-            self._stored_ids.replaced_among(conditional),
+            outcomes, named.dropped, named.superseded, named.retimed, named.names, due_now, recalled,
+            self._recalled.known_from, self._stored_ids.replaced_among(conditional),
             due_at_once_ms(clock_ms, span.cutoff_ms),
         )  # fmt: skip
         # What is decided.
@@ -250,14 +250,17 @@ class RequestDesk:
             decision = replace(decision, answers=with_occurrences(answers, asks, decision.cancelled, self._numbers))
         log.info(
             "batch %d: decided %d requests, cancelled %d messages (%d because their name is taken), made %d due now",
-            span.batch_id, asks.num_rows, decision.cancelled.num_rows - decision.moves.num_rows,
-            named.dropped.num_rows, decision.moves.num_rows,
+            span.batch_id, asks.num_rows, decision.cancels, named.dropped.num_rows, decision.made_due,
         )  # fmt: skip
         return decision
 
     def places_of(self, moves: pa.Table) -> Waiting | None:
-        """Return where those of `moves`, of the newest decision, wait in the table; None if none of them does."""
-        return None if self._waits is None else self._waits.among(ids_in(moves))
+        """Return where those of `moves`, of the newest decision, wait in the table; None if none of them does.
+
+        Only messages that are made due at once do. All others came with the batch.
+        """
+        at_once = moves.filter(moves.column("at_once"))
+        return None if self._waits is None else self._waits.among(ids_in(at_once))
 
     def _open(self, span: BatchSpan) -> None:
         """Read what earlier batches have stored, and find out whether this one has, before it was cut off."""

@@ -11,6 +11,11 @@ its name or its id, in whatever way and whatever comes of that: nobody knows wha
 of a replay, and a message must not be dropped in favour of one that does not come out. From then on it is replaced like
 any other.
 
+A message that was accepted by the mode `KEEP_TIME` *keeps its due time* in the same way: as long as it does, the next
+message of the name replaces it, and takes the due time over, sooner or later than its own. It was placed by its own
+due time before, and is moved (`state.buckets.moves`). Nobody waits for the release processes here either: if one that
+is handed over comes out, both do at that time.
+
 A message has its name until it is due, or a request has made it due at once; and after an outage until it is handed
 over: what was to come out meanwhile waits in the table, and is cancelled like anything else that waits.
 
@@ -28,10 +33,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.buckets.retimed import RETIMED_SCHEMA
 from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of
-from state.names import KEEP, NAMED_SCHEMA
+from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA
+from state.order import request_due_ms
 from streaming.job.requests.local_database import table_from
 from streaming.job.requests.stored_ids import StoredIds
 
@@ -39,7 +46,7 @@ from streaming.job.requests.stored_ids import StoredIds
 class Holder(NamedTuple):
     """The message that got a name last: its id, its due time, and until when its row is of use, both epoch ms.
 
-    And whether it keeps its name.
+    And whether it keeps its name and its due time.
     """
 
     id: MessageId
@@ -54,12 +61,14 @@ class _Turn(NamedTuple):
     If it is one of the batch, and nobody has asked for it, also its `ask`. `until_ms`: it keeps the name from records
     that were published by then, epoch ms; None: from all. One of the batch keeps it until it is due: if the checkpoint
     before was lost, it may have come out then. One that repeats keeps it from all: another occurrence follows.
+    `deliver_at_ms` is when it is due, epoch ms.
     """
 
     id: MessageId = NOTHING
     keeps: bool = False
     ask: Ask | None = None
     until_ms: int | None = None
+    deliver_at_ms: int = 0
 
     def keeps_from(self, ask: Ask) -> bool:
         """Return whether the message of `ask` is dropped in its favour."""
@@ -68,6 +77,14 @@ class _Turn(NamedTuple):
     def leaves_to(self, ask: Ask) -> bool:
         """Return whether it is a message of the batch that does not keep its name any more: it comes out too."""
         return ask.condition == KEEP and self.keeps and self.ask is not None and self._is_over(ask)
+
+    def gives_time_to(self, ask: Ask) -> bool:
+        """Return whether the message of `ask` takes its due time over. One that waits gives it however long it is due.
+
+        All messages of the batch wait, as they do for any other message that replaces them.
+        """
+        waits = self.ask is not None or not self._is_over(ask)
+        return ask.condition == KEEP_TIME and self.keeps and waits
 
     def _is_over(self, ask: Ask) -> bool:
         return self.until_ms is not None and (ask.published_ms or 0) > self.until_ms
@@ -83,6 +100,7 @@ class LookedUp:
     - `asks`: with the id that each asks for; `NOTHING` if no message has its name (`ASK_SCHEMA`)
     - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
     - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
+    - `retimed`: messages of the batch that take over another due time (`RETIMED_SCHEMA`)
     - `names`: the messages that have the names from now on, waiting or cancelled by name, as far as that is new
       (`NAMED_SCHEMA`)
     - `held`: messages of earlier batches that are sealed and wait, unless they were cancelled (`CANCELLED_SCHEMA`).
@@ -93,6 +111,7 @@ class LookedUp:
     asks: pa.Table
     dropped: pa.Table
     superseded: pa.Table
+    retimed: pa.Table
     names: pa.Table
     held: pa.Table
     handed_over: pa.Table
@@ -126,7 +145,7 @@ def look_up(
     delivered = each_of(stored.moved_among(ids_of(holder.id for holder in known.values())))
     early = ids_of(holder.id for holder in known.values() if may_be_left and holder.deliver_at_ms < free_ms)
     overdue = each_of(ids_in(waiting(early))) if early else ()
-    found = in_turn(asks, known, previous_ms, free_ms, overdue, by_id, delivered)
+    found = in_turn(asks, known, previous_ms, free_ms, overdue, by_id, delivered, clock_ms)
     # Of the names that are not asked for, those whose messages are.
     others = (each for each in _holders(stored.keeping_among(by_id)).items() if each[0] not in known)
     names = pa.concat_tables([found.names, _rows_of(dict(others))])
@@ -150,13 +169,14 @@ def in_turn(
     overdue: Collection[MessageId] = (),
     by_id: Ids = NO_IDS,
     delivered: Collection[MessageId] = (),
+    clock_ms: int = 0,
 ) -> LookedUp:
     """Return what each of `asks` asks for.
 
     `known` are the messages of earlier batches, by name. What is due before `free_ms` is delivered, or about to be, and
     its name is free, unless the message is one of `overdue`. So is that of a message which a request has `delivered`.
-    What is due before `previous_ms` is handed over. Both are epoch ms. The messages `by_id`, which the batch is asked
-    for by their ids, do not keep their names.
+    What is due before `previous_ms` is handed over. The messages `by_id`, which the batch is asked for by their ids, do
+    not keep their names. `clock_ms` is the clock of the batch. All times are epoch ms.
     """
     turns: dict[bytes, _Turn] = {}
     # Also if a cancel has taken it: who cancels again, in a later batch, gets the same answer.
@@ -165,10 +185,13 @@ def in_turn(
         waits = holder.deliver_at_ms >= previous_ms or holder.id in overdue
         if (waits or holder.deliver_at_ms >= free_ms) and holder.id not in delivered:
             keeps = holder.keeps and not has_id(by_id, holder.id)
-            turns[name] = _Turn(holder.id, keeps, until_ms=None if waits else holder.deliver_at_ms)
+            until_ms = None if waits else holder.deliver_at_ms
+            turns[name] = _Turn(holder.id, keeps, None, until_ms, holder.deliver_at_ms)
     asked: list[Ask] = []
     dropped: list[Ask] = []
     superseded: list[Ask] = []
+    # With the new due times.
+    retimed: dict[MessageId, tuple[Ask, int]] = {}
     for ask in sorted(asks_of(asks), key=lambda ask: ask.id):
         assert ask.name is not None
         turn = turns.get(ask.name, _NOBODY)
@@ -182,13 +205,19 @@ def in_turn(
         asked.append(ask._replace(asked=turn.id, condition=ask.condition and ALWAYS))
         if turn.ask is not None:
             superseded.append(turn.ask)
+            retimed.pop(turn.id, None)
         if ask.deliver_at_ms is None:
             turns[ask.name] = _Turn(turn.id)
-        else:
-            keeps = ask.condition == KEEP and not has_id(by_id, ask.id)
-            until_ms = None if ask.repeats else ask.deliver_at_ms
-            turns[ask.name] = _Turn(ask.id, keeps, ask, until_ms)
-            newest[ask.name] = ask
+            continue
+        keeps = ask.condition in (KEEP, KEEP_TIME) and not has_id(by_id, ask.id)
+        due_ms = ask.deliver_at_ms
+        if keeps and turn.gives_time_to(ask):
+            # Not at the time of the request that has its id: no two messages may have the same order key.
+            request_ms = int(request_due_ms(ask.published_ms or 0, clock_ms, ask.deliver_at_ms))
+            due_ms = turn.deliver_at_ms + (turn.deliver_at_ms == request_ms)
+            retimed[ask.id] = ask, due_ms
+        turns[ask.name] = _Turn(ask.id, keeps, ask, None if ask.repeats else ask.deliver_at_ms, due_ms)
+        newest[ask.name] = ask._replace(deliver_at_ms=due_ms)
     given = [_row(ask, known.get(name), turns[name].keeps) for name, ask in newest.items()]
     # Later batches must know that these do not keep their names any more.
     lost = {
@@ -208,7 +237,11 @@ def in_turn(
         for waits in (True, False)
     )
     names = pa.concat_tables([table_from(given, NAMED_SCHEMA), _rows_of(lost)])
-    return LookedUp(_ask_table(asked), _ask_table(dropped), _messages(superseded), names, held, handed_over)
+    retimed_rows = [(*ask.id, due_ms, max(due_ms, ask.deliver_at_ms or 0)) for ask, due_ms in retimed.values()]
+    return LookedUp(
+        _ask_table(asked), _ask_table(dropped), _messages(superseded), table_from(retimed_rows, RETIMED_SCHEMA), names,
+        held, handed_over,
+    )  # fmt: skip
 
 
 def _holders(names: pa.Table) -> dict[bytes, Holder]:

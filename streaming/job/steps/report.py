@@ -55,7 +55,6 @@ class BatchReport:
             decision: what it has decided.
             taken_over: for each open lane, whether the job has taken it over.
         """
-        cancelled = decision.cancelled.num_rows - decision.moves.num_rows
         kept: dict[int, MutableDues] = {}
         accepted: Counter[str] = Counter()
         for row in rows:
@@ -65,7 +64,7 @@ class BatchReport:
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 kept[row["shard"]] = MutableDues(decode_runs(row["chunk"]), row["bytes"])
         self._counts.lanes_now(taken_over)
-        self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, cancelled, kept)
+        self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, decision.cancels, kept)
         # There may be many segments, and nobody can ask.
         if self._settings.monitor.tells_of_job:
             buckets = self._catalog.buckets

@@ -15,6 +15,7 @@ from conf.failpoints import failpoint
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import SEALED
+from state.buckets.retimed import retimed_rows
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
 from state.names import name_rows
@@ -40,7 +41,7 @@ class Sealing:
     @staticmethod
     def has_work(output: BatchOutput, decision: Decision) -> bool:
         """Return whether a batch has anything to store."""
-        return bool(output.sealed or decision.cancelled.num_rows or decision.names.num_rows)
+        return bool(output.sealed or any(decision.stored.values()))
 
     def seal(self, plan: BatchPlan, output: BatchOutput, decision: Decision) -> None:
         """Store what is sealed of `output`, and the ids of the decision. Any thread may call it."""
@@ -67,7 +68,7 @@ class Sealing:
         as_stored = stored_rows(plan.settings.index_precision_bits)
         tasks = 1 + sum(row["bytes"] for row in output.sealed) // _SEAL_TASK_BYTES
         rows = output.frame.where(f"kind = '{SEALED}'").coalesce(tasks)
-        if decision.cancelled.num_rows or decision.names.num_rows:
+        if any(decision.stored.values()):
             as_stored = _with_ids(as_stored, decision, plan.span.bucket)
         rows = rows.mapInArrow(as_stored, _STORED)
         with self._counts.timed(step):
@@ -81,7 +82,7 @@ def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> Arro
 
     Spark makes rows of a table in the driver one by one, in the thread of the query.
     """
-    cancelled, replaced, names = decision.cancelled, decision.replaced, decision.names
+    cancelled, replaced, names, retimed = decision.cancelled, decision.replaced, decision.names, decision.retimed
 
     def run(sealed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from as_stored(sealed)
@@ -89,5 +90,6 @@ def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> Arro
         if context is not None and context.partitionId() == 0:
             yield from cancelled_rows(cancelled, bucket, replaced).to_batches()
             yield from name_rows(names, bucket).to_batches()
+            yield from retimed_rows(retimed, bucket).to_batches()
 
     return run

@@ -18,7 +18,17 @@ from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLA
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import DEAD_LETTER, REQUEST, kinds_of, requests_in
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
-from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, FROM_HEADER, FROM_KEY, KEEP, NAME_HEADER, OFF, REPLACE
+from state.names import (
+    ANSWER_HEADER,
+    CANCEL_NAME_HEADER,
+    FROM_HEADER,
+    FROM_KEY,
+    KEEP,
+    KEEP_TIME,
+    NAME_HEADER,
+    OFF,
+    REPLACE,
+)
 from state.stub import STUB_HEADER
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -96,7 +106,7 @@ _POLICIES = st.builds(
     clamps=st.booleans(),
     expiry_header=st.sampled_from(["", EXPIRY_HEADER]),
     names=st.sampled_from([OFF, FROM_HEADER, FROM_KEY]),
-    name_mode=st.sampled_from([REPLACE, KEEP]),
+    name_mode=st.sampled_from([REPLACE, KEEP, KEEP_TIME]),
 )
 _PRESETS = st.dictionaries(
     st.sampled_from(INPUTS), st.lists(st.sampled_from(PRESETS), min_size=1, max_size=7, unique=True).map(tuple)

@@ -9,7 +9,7 @@ import pytest
 from sources.intake.accept import accept
 from state.cancel import ALWAYS, NOTHING, Ask, asks_of
 from state.checkpoint.batch_settings import DelayPolicy
-from state.names import KEEP, named
+from state.names import KEEP, KEEP_TIME, named
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000
@@ -41,12 +41,12 @@ def test_a_message_with_a_name_is_itself_and_an_ask_for_what_has_the_name() -> N
     assert found == Ask((TOPIC, 0, 1), NOTHING, ALWAYS, WRITTEN_MS + 5_000, name, WRITTEN_MS, wants_answer=False)
 
 
-def test_the_policy_says_whether_a_message_keeps_its_name_on_each_topic() -> None:
-    keeping = {"other": DelayPolicy(names="header", name_mode=KEEP)}
-    rows = [{"topic": topic, "headers": headers(NAME)} for topic in ("other", TOPIC, "other")]
+def test_the_policy_says_on_each_topic_what_a_message_keeps() -> None:
+    keeping = {topic: DelayPolicy(names="header", name_mode=mode) for topic, mode in (("x", KEEP), ("y", KEEP_TIME))}
+    rows = [{"topic": topic, "headers": headers(NAME)} for topic in ("x", TOPIC, "x", "y")]
     _, asks = accepted(*rows, policies=keeping, policy=DelayPolicy(names="header"))
     assert [(ask.id, ask.condition) for ask in asks] == [
-        (("other", 0, 0), KEEP), ((TOPIC, 0, 1), ALWAYS), (("other", 0, 2), KEEP),
+        (("x", 0, 0), KEEP), ((TOPIC, 0, 1), ALWAYS), (("x", 0, 2), KEEP), (("y", 0, 3), KEEP_TIME),
     ]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_who_wants_an_answer_says_so_in_a_header_that_is_not_delivered() -> None
         {"headers": given},
         {"headers": headers(WANTS_ANSWER), "key": b"k"},
     ]
-    for mode in ("replace", "keep"):
+    for mode in ("replace", "keep", "keep-time"):
         messages, asks = accepted(*rows, names="key", mode=mode)
         assert [message["headers"] for message in messages[:3]] == [plain, headers(NAME, ("x", b"1")), []]
         assert [request["headers"] for request in messages[3:]] == [row["headers"] for row in rows]

@@ -102,7 +102,7 @@ def test_a_topics_policies_go_over_those_of_all_topics() -> None:
     assert batch_settings.policies == {
         "b.c": DelayPolicy(2 * MINUTE, None, HOUR, clamps=True, names="off", name_mode="keep")
     }
-    assert [batch_settings.keeps_names(topic) for topic in ("a", "b.c")] == [False, True]
+    assert [batch_settings.name_mode(topic) for topic in ("a", "b.c")] == ["replace", "keep"]
     rows = [{"topic": topic, "timestamp_ms": WRITTEN_MS} for topic in ("a", "b.c", "a")]
     due_ms = accept(records(rows), batch_settings, CLOCK_MS).messages.column("deliver_at_ms").to_pylist()
     assert due_ms == [WRITTEN_MS + MINUTE, WRITTEN_MS + 2 * MINUTE, WRITTEN_MS + MINUTE]

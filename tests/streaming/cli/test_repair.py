@@ -42,15 +42,16 @@ def test_corruption_is_listed_and_kept_with_exit_code_1(monkeypatch: pytest.Monk
 
 
 def test_lost_ids_are_listed_with_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = IdRows.CANCELLED.partition(3), IdRows.NAMED.partition(3), IdRows.CANCELLED.partition(4)
+    parts = [kind.partition(number) for kind, number in (*((kind, 3) for kind in IdRows), (IdRows.CANCELLED, 4))]
     files = [CorruptFile(f"part={part}/0.parquet", part, 4, 1) for part in parts]
     outcome = Repair("/t", 5, Corruption(files, []), [], taken_out=True)
-    assert run(monkeypatch, outcome, "--skip").stdout.splitlines()[3:5] == [
+    assert run(monkeypatch, outcome, "--skip").stdout.splitlines()[4:7] == [
         "6 rows of cancelled ids are lost; messages that were cancelled, or delivered now, are delivered when they are "
         "due. Cancel them again",
         "3 rows of names are lost; a new message does not replace the one that waits under such a name",
+        "3 rows of due times are lost; a rebuild takes these messages to be due as their records say",
     ]
-    assert as_json(outcome)["lost_rows_of_ids"] == {"cancelled": 6, "named": 3}
+    assert as_json(outcome)["lost_rows_of_ids"] == {"cancelled": 6, "named": 3, "retimed": 3}
 
 
 def test_after_a_removal_the_report_and_the_next_command_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from streaming.judge.names import Named, name_problems
-from streaming.judge.record import ID_HEADER, Received
+from streaming.judge.names import KEEP, KEEP_TIME, Named, name_problems
+from streaming.judge.record import ID_HEADER, Header, Received
 
 SECOND = 1_000
 
 
-def out(offset: int, received_ms: int) -> Received:
-    header = ((ID_HEADER, f"in/0/{offset}".encode()),)
-    return Received("out", 0, offset, 0, None, b"", header, received_ms)
+def out(offset: int, received_ms: int, due: int | None = None) -> Received:
+    """Return a delivery. It says when the message was due, in seconds, if that is given."""
+    headers: tuple[Header, ...] = ((ID_HEADER, f"in/0/{offset}".encode()),)
+    if due is not None:
+        headers = (*headers, ("delayline-deliver-at", b"%d" % (due * SECOND)))
+    return Received("out", 0, offset, 0, None, b"", headers, received_ms)
 
 
 def answer(ask: int, asked: int | None, result: str) -> Received:
@@ -96,12 +99,12 @@ KEPT_ANSWERS = [answer(2, 0, "cancelled"), answer(4, 3, "kept")]
 
 
 def test_a_right_run_where_messages_keep_their_names_has_no_problem() -> None:
-    assert name_problems(KEPT, [out(3, 90 * SECOND)], KEPT_ANSWERS, 5 * SECOND, keeps=True) == []
+    assert name_problems(KEPT, [out(3, 90 * SECOND)], KEPT_ANSWERS, 5 * SECOND, KEEP) == []
     # The first came out before the second was published, or about then.
     both = [out(0, 12 * SECOND), out(1, 70 * SECOND)]
     for published in (10, 13):
-        assert name_problems(records((0, 12), (published, 70)), both, [], 5 * SECOND, keeps=True) == []
-    assert name_problems(records((0, 12), (10, 70)), both[:1], [], 5 * SECOND, keeps=True) == []
+        assert name_problems(records((0, 12), (published, 70)), both, [], 5 * SECOND, KEEP) == []
+    assert name_problems(records((0, 12), (10, 70)), both[:1], [], 5 * SECOND, KEEP) == []
 
 
 @pytest.mark.parametrize(
@@ -122,5 +125,48 @@ def test_a_right_run_where_messages_keep_their_names_has_no_problem() -> None:
 def test_each_fault_is_found_where_messages_keep_their_names(
     given: list[Named], outs: list[Received], answers: list[Received], problem: str
 ) -> None:
-    problems = name_problems(given, outs, answers, 5 * SECOND, keeps=True)
+    problems = name_problems(given, outs, answers, 5 * SECOND, KEEP)
+    assert any(problem in each for each in problems), problems
+
+
+# The third is due when the first was. The fifth follows a cancel.
+TIMED = records((0, 60), (10, 20), (15, 70), (20, None), (30, 90))
+
+
+def test_a_right_run_where_messages_keep_their_due_times_has_no_problem() -> None:
+    answers = [answer(3, 2, "cancelled")]
+    assert name_problems(TIMED, [out(4, 90 * SECOND, 90)], answers, 5 * SECOND, KEEP_TIME) == []
+    assert name_problems(TIMED[:3], [out(2, 60 * SECOND, 60)], [], 5 * SECOND, KEEP_TIME) == []
+    # The first could not be recalled. The second is due then too, or was read after that.
+    both = [out(0, 12 * SECOND, 12), out(1, 70 * SECOND, 70)]
+    assert name_problems(records((0, 12), (11, 70)), both, [], 5 * SECOND, KEEP_TIME) == []
+    both[1] = out(1, 13 * SECOND, 12)
+    assert name_problems(records((0, 12), (11, 70)), both, [], 5 * SECOND, KEEP_TIME) == []
+    # The job did not run when the first was due.
+    assert name_problems(records((0, 12), (20, 70)), [out(1, 30 * SECOND, 12)], [], 5 * SECOND, KEEP_TIME) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "outs", "problem"),
+    [
+        (
+            TIMED[:3],
+            [out(2, 70 * SECOND, 70)],
+            "in/0/2 was due at 70000, and by the messages under a at one of [60000]",
+        ),
+        (
+            TIMED[:3],
+            [out(2, 20 * SECOND, 20)],
+            "in/0/2 was due at 20000, and by the messages under a at one of [60000]",
+        ),
+        (TIMED[:3], [out(2, 59 * SECOND, 60)], "in/0/2 is due at 60000, and came out at 59000"),
+        (TIMED[:3], [], "in/0/2, the newest message under a, did not come out"),
+        (TIMED, [out(4, 90 * SECOND, 60)], "in/0/4 was due at 60000, and by the messages under a at one of [90000]"),
+        (TIMED[:2], [out(at, 60 * SECOND, 60) for at in (0, 1)], "in/0/0 came out, although in/0/1 took over a long"),
+    ],
+)
+def test_each_fault_is_found_where_messages_keep_their_due_times(
+    given: list[Named], outs: list[Received], problem: str
+) -> None:
+    problems = name_problems(given, outs, [answer(3, 2, "cancelled")], 5 * SECOND, KEEP_TIME)
     assert any(problem in each for each in problems), problems

@@ -17,10 +17,10 @@ import streaming.maintenance.merge
 from conf.errors import BucketUnreadable
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.chunk_plans import in_one_task
-from sinks.buckets.join_commits import join_cancelled
+from sinks.buckets.join_commits import join_ids
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
-from state.buckets.parts import MergeName
+from state.buckets.parts import IdRows, MergeName
 from state.buckets.segments import ANY_SHARD, Segment
 from state.buckets.table_rows import described_segment
 from state.message import decode_chunk
@@ -163,7 +163,7 @@ def test_a_slice_is_merged_although_the_cancelled_ids_that_it_reads_are_joined_m
     with ThreadPoolExecutor(1) as threads:
         slice_merged = threads.submit(merge_slice, store, merge, within, BATCH_SETTINGS, ALL_BUCKETS)
         assert_eventually(begun.exists)
-        join_cancelled(store, [3, 4], NOTHING_FORGETTABLE)
+        join_ids(store, IdRows.CANCELLED, [3, 4], NOTHING_FORGETTABLE)
         released.touch()
         merged_slice = slice_merged.result(60)
     assert (sum(segment.count for segment in merged_slice.segments), merged_slice.cancelled) == (2, 2)

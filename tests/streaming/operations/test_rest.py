@@ -17,6 +17,7 @@ from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.id_rows import ID_ROW_SCHEMA
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
+from state.buckets.retimed import RETIMED_SCHEMA, due_times, retimed_rows
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
@@ -27,10 +28,10 @@ from state.names import NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
 from streaming.checkpoint.handover import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
-from streaming.operations.moved import Moved, moved_in, with_ids, without_ids
+from streaming.operations.moved import Moved, moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.rest import Rest
 from streaming.operations.table_contents import ids_left, names_of
-from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
+from tests.messages import PARTITIONS, headers, ids_of_rows, messages, records, some_batch_settings
 from tests.streaming.sealed import cancelled_in, seal_messages
 
 TOPIC, RESULTS = "delayline-in", "delayline-results"
@@ -198,7 +199,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
         store.spark.createDataFrame(pa.Table.from_batches(left_rows(table, 1), LEFT_SCHEMA))
         for table in (accepted, overdue)
     )
-    ids = names_of(store, holding, origin, {}, ids_left(behind), SETTINGS.keeps_names)
+    ids = names_of(store, holding, origin, {}, ids_left(behind), SETTINGS.name_mode)
     assert seal_rest(store, left.union(behind), origin, "checkpoint-rest-of-input", SETTINGS, ids) == 5
     stored = pa.concat_tables(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS)).sort_by("offset")
     assert [stored.column(name).to_pylist() for name in ("offset", "deliver_at_ms", "bucket")] == [
@@ -221,7 +222,7 @@ def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> Non
     holding = store.spark.createDataFrame(pa.Table.from_batches(batches, HOLDER_SCHEMA))
     nothing = store.spark.createDataFrame([], from_arrow_schema(LEFT_SCHEMA))
     origin = replace(ORIGIN, offsets={TOPIC: {"0": 30}})
-    ids = names_of(store, holding, origin, {}, {}, SETTINGS.keeps_names)
+    ids = names_of(store, holding, origin, {}, {}, SETTINGS.name_mode)
     assert seal_rest(store, nothing, origin, "checkpoint-rest-of-input", SETTINGS, ids) == 0
     assert cancelled_in(store)[TOPIC, 0] == [9]
 
@@ -384,3 +385,40 @@ def test_of_very_many_messages_that_were_made_due_only_the_ids_are_kept() -> Non
     assert len(moved.ids[TOPIC, 0]) == 200_000
     # In Arrow tables, each would take 30 bytes.
     assert held[-1] - held[0] < 2_000_000
+
+
+def _retimed(dues_ms: dict[int, tuple[int, int]], bucket: int) -> pa.Table:
+    """Return stored ids of messages that have taken over a due time: that and their own, by their offsets."""
+    rows = [(TOPIC, 0, offset, due_ms, max(due_ms, own_ms)) for offset, (due_ms, own_ms) in dues_ms.items()]
+    table = pa.Table.from_pylist([dict(zip(RETIMED_SCHEMA.names, row, strict=True)) for row in rows], RETIMED_SCHEMA)
+    return ids_of_rows(retimed_rows(table, bucket))
+
+
+def test_a_message_that_has_taken_over_a_due_time_is_left_by_that_and_due_then() -> None:
+    # The newest batch, of bucket 8, was cut off behind the messages that are due at the clock + 10.
+    handed_over = _lost_job(OrderKey(CLOCK_MS + 10, TOPIC, 0, 9))
+    now, far = CLOCK_MS - MINUTE, CUTOFF_MS + HOUR
+    tables = [
+        # Both due times are over, for all that the markers show: none of these counts.
+        _retimed({0: (now, now + 5)}, 4),
+        _retimed({1: (now, far), 2: (far, now)}, 4),
+        _retimed({5: (CLOCK_MS + 10, far), 6: (CLOCK_MS + 11, far), 7: (far, CLOCK_MS + 9)}, 8),
+    ]
+    retimed = retimed_in(tables, handed_over)
+    assert retimed.column("offset").to_pylist() == [1, 2, 5, 6, 7]
+    rest = replace(Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS, Moved(handed_over)), retimed=retimed)
+    dues = {0: now, 1: far, 2: now, 5: far, 6: far, 7: CLOCK_MS + 9, 8: far}
+    rows = [record(offset, "a" if offset % 2 else None, due_ms) for offset, due_ms in dues.items()]
+    found = left(rest, *rows)
+    assert found == {offset: due_ms - CLOCK_MS for offset, due_ms in {2: far, 6: CLOCK_MS + 11, 7: far, 8: far}.items()}
+    # The names are those of the same due times.
+    batches = rest.names(LEFT_IN)(iter(records(rows).to_batches()))
+    names = pa.Table.from_batches(batches, HOLDER_SCHEMA).to_pylist()
+    assert {row["offset"]: row["deliver_at_ms"] for row in names} == {1: now, 5: CLOCK_MS + 10, 7: far}
+
+
+def test_without_due_times_that_were_taken_over_messages_are_due_as_they_say() -> None:
+    every = messages({"offset": offset, "deliver_at_ms": offset} for offset in range(3))
+    assert due_times(every, RETIMED_SCHEMA.empty_table()).tolist() == [0, 1, 2]
+    retimed = pa.table([[TOPIC] * 2, [0] * 2, [1, 9], [50, 60], [50, 60]], schema=RETIMED_SCHEMA)
+    assert due_times(every, retimed).tolist() == [0, 50, 2]

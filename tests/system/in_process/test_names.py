@@ -1,4 +1,4 @@
-"""Names: of the messages of one, the newest or the first comes out, and a cancel by it is answered."""
+"""Names: the newest or the first message of each comes out, or the newest when the first was due; cancels by names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from streaming.judge.names import KEEP, KEEP_TIME
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application
@@ -40,7 +41,7 @@ def test_the_first_message_of_each_name_comes_out_and_what_follows_a_cancel(
 ) -> None:
     job, ledger = make_job("policies.names=key", "policies.name_mode=keep", "clock.horizon=15s")
     ledger.close()
-    load = NamedLoad(application, keeps=True, slack_ms=8_000)
+    load = NamedLoad(application, KEEP, slack_ms=8_000)
     wants_answer: list[tuple[str, str | bytes | None]] = [("delayline-answer", b"true")]
 
     def publish() -> None:
@@ -69,6 +70,32 @@ def test_the_first_message_of_each_name_comes_out_and_what_follows_a_cancel(
     load.close()
     dropped = [json.loads(answer.value or b"{}") for answer in load.answers]
     assert {answer["reason"] for answer in dropped if answer["result"] == "kept"} == {"name-kept"}
+
+
+@pytest.mark.takes(40)
+def test_the_newest_message_of_each_name_comes_out_when_the_first_was_due(
+    application: Application, make_job: MakeJob
+) -> None:
+    job, ledger = make_job("policies.names=key", "policies.name_mode=keep-time", "clock.horizon=15s")
+    ledger.close()
+    load = NamedLoad(application, KEEP_TIME, slack_ms=8_000)
+
+    def publish() -> None:
+        # The first batch hands nothing over.
+        load.publish("first", 0)
+        assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
+        # The first message is handed over at once, or sealed. Others of its name come with it, and later.
+        for near_ms, far_ms in ((14_000, 26_000), (0, 0), (60_000, 60_000)):
+            for number in range(20):
+                load.publish(f"near{number}", near_ms)
+                load.publish(f"far{number}", far_ms)
+            if near_ms:
+                accept_all(load, application)
+        load.verify(60)
+
+    job.run_until(publish)
+    load.close()
+    assert load.replaced()
 
 
 def accept_all(load: NamedLoad, application: Application) -> None:

@@ -46,6 +46,7 @@ class Record(NamedTuple):
     - `condition`: of what replaces another by its id: "waiting" or "always"
     - `name`: of the message; or the one whose message it cancels
     - `keeps`: whether its input topic keeps the first message of a name, and does not replace it
+    - `takes_time`: whether a message that replaces another one of its input topic is due when that one was
     - `published_ms`: when it was published. Epoch ms
     - `wants_answer`: whether a message with a name asks for an answer
     - `delivers`: whether it wants a message to be due at once
@@ -59,6 +60,7 @@ class Record(NamedTuple):
     condition: str | None = None
     name: str | None = None
     keeps: bool = False
+    takes_time: bool = False
     published_ms: int = 0
     wants_answer: bool = False
     delivers: bool = False
@@ -84,7 +86,10 @@ class Answer(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The message that has a name, its due time, and whether it keeps the name: later messages of it are dropped."""
+    """The message that has a name, its due time, and whether it keeps these: nobody has asked for it.
+
+    Where messages keep names, later ones are dropped. Where they take due times over, the next one does.
+    """
 
     id: MessageId
     due_ms: int
@@ -131,7 +136,8 @@ class Model:
         messages = {record.id: record for record in in_order if record.due_ms is not None and not record.is_bad}
         self.waiting |= {each: record.due_ms or 0 for each, record in messages.items()}
         self.plans |= {each: (record.plan, 1) for each, record in messages.items() if record.plan is not None}
-        asked, dropped = self._asked(in_order, clock_ms, previous_ms)
+        asked, dropped, taken_ms = self._asked(in_order, clock_ms, previous_ms)
+        self.waiting |= taken_ms
         # All of them at once: the first ask for each has cancelled it, or made it due.
         first: dict[MessageId, MessageId] = {}
         delivering = {record.id for record in in_order if record.delivers}
@@ -207,13 +213,14 @@ class Model:
 
     def _asked(
         self, in_order: list[Record], clock_ms: int, previous_ms: int
-    ) -> tuple[dict[MessageId, MessageId | None], dict[MessageId, MessageId]]:
+    ) -> tuple[dict[MessageId, MessageId | None], dict[MessageId, MessageId], dict[MessageId, int]]:
         """Return which message each record asks for, and which are dropped for the one that keeps their name.
 
-        Lets the messages have their names.
+        And the due times that messages have taken over. Lets the messages have their names.
         """
         asked: dict[MessageId, MessageId | None] = {}
         dropped: dict[MessageId, MessageId] = {}
+        taken_ms: dict[MessageId, int] = {}
         free_ms = min(clock_ms, previous_ms)
         names = {
             name: each for name, each in self.names.items() if each.due_ms >= free_ms and each.id not in self.delivered
@@ -240,11 +247,17 @@ class Model:
                 asked[record.id] = None if holder is None else holder.id
                 if record.due_ms is not None:
                     self.keeping[record.id] = record.keeps
-                    keeps = record.keeps and record.id not in by_id
-                    names[record.name] = Holder(record.id, record.due_ms, keeps)
+                    keeps = (record.keeps or record.takes_time) and record.id not in by_id
+                    due_ms = record.due_ms
+                    # Once it is handed over, it keeps its due time until then, as it would keep its name.
+                    waits = holder is not None and (holder.id in own or holder.due_ms >= previous_ms)
+                    gives = holder is not None and holder.keeps and (waits or holder.due_ms >= record.published_ms)
+                    if record.takes_time and keeps and holder is not None and gives:
+                        due_ms = taken_ms[record.id] = _apart(holder.due_ms, record, clock_ms)
+                    names[record.name] = Holder(record.id, due_ms, keeps)
                 elif holder is not None:
                     names[record.name] = holder._replace(keeps=False)
-        return asked, dropped
+        return asked, dropped, taken_ms
 
     def _accepted(
         self,
@@ -291,3 +304,9 @@ class Model:
         if about in self.recalled:
             return "cancelled", "already-cancelled" if delivers else "recalled"
         return DUE_NOW if delivers and about in sent else TOO_LATE
+
+
+def _apart(due_ms: int, record: Record, clock_ms: int) -> int:
+    """Return `due_ms`, or the next millisecond if the request of the record is due then, which has the same id."""
+    at_once_ms = min(record.published_ms, clock_ms)
+    return due_ms + (due_ms == at_once_ms + (at_once_ms == record.due_ms))

@@ -33,6 +33,7 @@ from state.answers import Undecided, answered
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.operator import DUE, NAMED, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows, update_shard
 from state.buckets.parts import IdRows
+from state.buckets.retimed import retimed_rows
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.cancel import NOTHING, MessageId, without_cancelled
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
@@ -42,7 +43,7 @@ from state.group_keys import overflow_key
 from state.kinds import ANSWER, DEAD_LETTER, OCCURRENCE, REPEATING, REQUEST, repeats
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID, each_of, ids_of, parse_id
-from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, NAME_HEADER, NAMED_SCHEMA, name_rows
+from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, KEEP_TIME, NAME_HEADER, NAMED_SCHEMA, name_rows
 from state.reasons import Reason
 from state.repeats.occurrences import OccurrenceRows
 from state.shards import by_shard
@@ -58,6 +59,8 @@ from tests.streaming.job.requests.memory_table import MemoryTable
 TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
 # Of the messages of one name, the first stays.
 KEEPING = "delayline-keeping"
+# The newest one comes out, when the first one was due.
+TIMED = "delayline-timed"
 HORIZON_MS = 1_000
 # In place of a reason, until the release processes have answered.
 DELIVERS = "delivers"
@@ -67,7 +70,10 @@ BATCH_SETTINGS = some_batch_settings(
     segment_max_messages=3,
     index_precision_bits=4,
     policy=DelayPolicy(names=FROM_HEADER, repeats=True, repeat_ms=1),
-    policies={KEEPING: DelayPolicy(names=FROM_HEADER, name_mode=KEEP, repeats=True, repeat_ms=1)},
+    policies={
+        KEEPING: DelayPolicy(names=FROM_HEADER, name_mode=KEEP, repeats=True, repeat_ms=1),
+        TIMED: DelayPolicy(names=FROM_HEADER, name_mode=KEEP_TIME),
+    },
     partitions=PARTITIONS | {RESULTS: 3},
 )
 SHARDS = BATCH_SETTINGS.shards
@@ -78,9 +84,9 @@ class Step(NamedTuple):
 
     A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
     a name. The number counts back from the last message, of this batch too, and then from the last record that is none.
-    A record of a kind that begins with "keep" is one of `KEEPING`; one that ends with "late" is published after the
-    clock of its batch. A message of a kind with "repeats" comes again, so many times as the number that counts back
-    says, or without end if that is 0. What comes of missed occurrences is the last word.
+    A record of a kind that begins with "keep" is one of `KEEPING`, and with "timed" one of `TIMED`; one that ends with
+    "late" is published after the clock of its batch. A message of a kind with "repeats" comes again, so many times as
+    the number that counts back says, or without end if that is 0. What comes of missed occurrences is the last word.
     """
 
     after_ms: int
@@ -93,6 +99,7 @@ _KINDS = [
     "message", "message", "bad", "cancel", "waiting", "always", "named", "named", "named asks", "cancel-name",
     "keep", "keep", "keep asks", "keep late", "keep cancel-name", "deliver", "deliver", "deliver",
     "repeats one", "repeats all", "repeats none", "named repeats one", "keep repeats one", "waiting repeats all",
+    "timed", "timed", "timed asks", "timed late", "timed cancel-name",
 ]  # fmt: skip
 _ENDS = [
     "", "", "killed before it is stored", "killed after it is stored", "killed at the end", "started again", "rescaled",
@@ -213,6 +220,27 @@ _REPEATING = [
     Step(9_000, [("cancel", 0, 0, 6, ""), ("waiting repeats all", 0, 700, 2, "")], False, "started again"),
     Step(5_000, [("cancel-name", 0, 0, 0, "a"), ("keep cancel-name", 0, 0, 0, "a"), ("cancel", 1, 0, 0, "")], True, ""),
     Step(5_000, [("deliver", 0, 0, 0, ""), ("keep repeats one", 0, 700, 1, "a"), ("keep", 0, 700, 0, "a")], False, ""),
+]
+# What takes over a due time: of what is sealed, of what is handed over, and of a message of its batch; sooner and later
+# than its own; from the third message on; and not after a request for the one before, nor once that is due.
+_TIMED = [
+    Step(
+        0,
+        [("timed", 0, 60_000, 0, "a"), ("timed", 0, 1_500, 0, "b"), ("timed", 0, 4_000, 0, "b")],
+        False,
+        "killed after it is stored",
+    ),
+    Step(300, [("timed asks", 0, 0, 0, "a"), ("timed", 0, 60_000, 0, "b"), ("timed", 1, 0, 0, "a")], True, "rescaled"),
+    Step(300, [("timed asks", 0, 4_000, 0, "b"), ("timed asks", 0, 4_000, 0, "a")], False, "started again"),
+    Step(0, [("deliver", 0, 0, 0, ""), ("timed", 0, 60_000, 0, "a")], False, "killed before it is stored"),
+    Step(
+        0, [("timed cancel-name", 0, 0, 0, "a"), ("timed", 0, 60_000, 0, "a"), ("timed", 0, 1_500, 0, "a")], False, ""
+    ),
+    Step(5_000, [("timed", 0, 4_000, 0, "b"), ("timed late", 0, 0, 0, "b"), ("cancel", 0, 0, 2, "")], True, "rescaled"),
+    Step(0, [("timed", 0, 60_000, 0, "b"), ("deliver", 0, 0, 0, ""), ("timed", 0, 1_500, 0, "b")], False, ""),
+    # All of a batch wait, and none has the time of its request.
+    Step(5_000, [("timed", 0, 700, 0, "b"), ("timed late", 0, 1_500, 0, "b")], False, ""),
+    Step(5_000, [("timed", 0, 0, 0, "a"), ("timed", 0, 1_500, 0, "a"), ("timed asks", 0, 0, 0, "b")], False, ""),
 ]
 
 
@@ -365,6 +393,7 @@ class Service:
                 self._sealed(output, span.bucket),
                 cancelled_rows(decision.cancelled, span.bucket, decision.replaced),
                 name_rows(decision.names, span.bucket),
+                retimed_rows(decision.retimed, span.bucket),
             ]
         )
         if rows.num_rows:
@@ -492,7 +521,8 @@ def _comparable(decision: Decision) -> list[Any]:
         return sorted(rows, key=repr)
 
     left_out = {source: own.tolist() for source, own in decision.left_out.items()}
-    tables = [ordered(each.to_pylist()) for each in (decision.cancelled, decision.names, decision.moves)]
+    every = (decision.cancelled, decision.names, decision.moves, decision.retimed)
+    tables = [ordered(each.to_pylist()) for each in every]
     return [ordered(answers), *tables, left_out, dict(decision.replaced)]
 
 
@@ -503,7 +533,7 @@ class Run:
         self.service, self.model = Service(table, recalled), Model()
         self._clock_ms = self._cutoff_ms = 1_798_000_000_000
         self._origin, self._batch_id = CheckpointOrigin(CHECKPOINT, 1, SHARDS), 0
-        self._ends = {(topic, partition): 0 for topic in (TOPIC, KEEPING) for partition in (0, 1)}
+        self._ends = {(topic, partition): 0 for topic in (TOPIC, KEEPING, TIMED) for partition in (0, 1)}
         self._published: list[MessageId] = []
         # Of these, the messages, and the rest.
         self._targets: list[MessageId] = []
@@ -569,7 +599,7 @@ class Run:
         """Return the records of a batch, for the model and for the job."""
         ids: list[MessageId] = []
         for kind, partition, *_ in step.records:
-            source = KEEPING if kind.startswith("keep") else TOPIC, partition
+            source = {"keep": KEEPING, "timed": TIMED}.get(kind.partition(" ")[0], TOPIC), partition
             ids.append((*source, self._ends[source]))
             self._ends[source] += 1
         self._published += ids
@@ -608,11 +638,11 @@ class Run:
             return Record(own, asked=asked, delivers=True), [("delayline-deliver-now", text)]
         if kind.endswith("cancel-name"):
             return Record(own, name=of_topic), [("delayline-cancel-name", name.encode())]
-        if kind.startswith(("named", "keep")):
-            asks, keeps = kind.endswith("asks"), own[0] == KEEPING
+        if kind.startswith(("named", "keep", "timed")):
+            asks = kind.endswith("asks")
             marks = [(NAME_HEADER, name.encode()), *([(ANSWER_HEADER, b"true")] if asks else [])]
-            record = Record(own, due_ms, name=of_topic, keeps=keeps, published_ms=published_ms, wants_answer=asks)
-            return record, marks
+            record = Record(own, due_ms, name=of_topic, published_ms=published_ms, wants_answer=asks)
+            return record._replace(keeps=own[0] == KEEPING, takes_time=own[0] == TIMED), marks
         if kind in ("waiting", "always"):
             # What is no earlier message of its partition, the record itself cannot replace.
             is_bad = asked[:2] == own[:2] and asked[2] >= own[2]
@@ -687,6 +717,7 @@ class SparkTable(BucketTable):
 @example(_DELIVERED)
 @example(_DELIVERED_LATER)
 @example(_REPEATING)
+@example(_TIMED)
 @given(_STEPS)
 @settings(max_examples=12)
 def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:

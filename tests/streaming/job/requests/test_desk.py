@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row
 
 from conf.settings import Settings
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
-from sinks.buckets.join_commits import join_cancelled
+from sinks.buckets.join_commits import join_ids
 from state.answers import Undecided
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
@@ -263,7 +263,7 @@ def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
     cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     known_from[TOPIC, 0] = 5
-    join_cancelled(store, [2, 3], RequestDesk(store, Settings()).forgettable(1_000))
+    join_ids(store, IdRows.CANCELLED, [2, 3], RequestDesk(store, Settings()).forgettable(1_000))
     assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
     assert cancelled_in(store)[TOPIC, 0] == [3, 9]
     results, _ = decide(store, 1, 2, 3, 9, 8)

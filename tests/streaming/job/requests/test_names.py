@@ -23,7 +23,7 @@ from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
 from state.kinds import REQUEST
 from state.message_ids import NO_IDS, Ids, ids_of
-from state.names import KEEP, NAMED_SCHEMA, name_rows
+from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA, name_rows
 from state.reasons import Reason
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
@@ -499,6 +499,76 @@ def test_a_message_of_the_batch_keeps_its_name_until_it_is_due(published_ms: int
     assert asked_in(found) == ({50: -1} if is_dropped else {50: -1, 51: -1})
     assert not found.superseded.num_rows
     assert kept(found.names) == {"a": (50, True) if is_dropped else (51, True)}
+
+
+def retimed_in(found: LookedUp) -> dict[int, tuple[int, int]]:
+    """Return the due time that each message has taken over, and the later one of that and its own, by its offset."""
+    return {row["offset"]: (row["deliver_at_ms"], row["until_ms"]) for row in found.retimed.to_pylist()}
+
+
+def test_a_message_takes_over_the_due_time_of_the_one_that_it_replaces_sooner_or_later_than_its_own() -> None:
+    known = {each: Holder(place(5 + at), FAR_MS + at, FAR_MS + at, True) for at, each in enumerate((b"a", b"b"))}
+    asks = asks_for((50, "a", FAR_MS + 9), (51, "b", 3), (52, "c", 7), (53, "c", 2), (54, "c", 9), mode=KEEP_TIME)
+    found = in_turn(asks, known, PREVIOUS_MS, 0)
+    assert dropped_for(found) == {}
+    assert asked_in(found) == {50: 5, 51: 6, 52: -1, 53: 52, 54: 53}
+    # The one in between has no due time of its own: it is cancelled where its record has put it.
+    assert retimed_in(found) == {50: (FAR_MS, FAR_MS + 9), 51: (FAR_MS + 1, FAR_MS + 1), 54: (7, 9)}
+    assert [row["from_ms"] for row in found.superseded.to_pylist()] == [7, 2]
+    dues = dict(
+        zip(found.names.column("offset").to_pylist(), found.names.column("deliver_at_ms").to_pylist(), strict=True)
+    )
+    assert dues == {50: FAR_MS, 51: FAR_MS + 1, 54: 7}
+    assert kept(found.names) == {"a": (50, True), "b": (51, True), "c": (54, True)}
+
+
+def test_a_message_that_is_asked_for_gives_no_due_time_and_takes_none() -> None:
+    known = {each: Holder(place(5 + at), FAR_MS, FAR_MS, True) for at, each in enumerate((b"a", b"b", b"c"))}
+    cancel, asks = (
+        asks_for((49, "a", None)),
+        asks_for(*((50 + at, each, 9) for at, each in enumerate("aabcc")), mode=KEEP_TIME),
+    )
+    found = in_turn(pa.concat_tables([cancel, asks]), known, PREVIOUS_MS, 0, by_id=ids_of([place(6), place(53)]))
+    assert asked_in(found) == {49: 5, 50: 5, 51: 50, 52: 6, 53: 7, 54: 53}
+    assert retimed_in(found) == {51: (9, 9)}
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "published_ms", "takes"),
+    [
+        # Sealed: it waits, however long it is due.
+        (PREVIOUS_MS, PREVIOUS_MS + 1, True),
+        # Handed over.
+        (PREVIOUS_MS - 1, PREVIOUS_MS - 1, True),
+        (PREVIOUS_MS - 1, PREVIOUS_MS, False),
+        (CLOCK_MS, 0, True),
+        (CLOCK_MS - 1, 0, False),
+    ],
+)
+def test_no_message_takes_over_the_due_time_of_one_that_was_out_when_it_was_published(
+    due_ms: int, published_ms: int, takes: bool
+) -> None:
+    known = {b"a": Holder(place(5), due_ms, due_ms, keeps=True)}
+    found = in_turn(
+        asks_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms), known, PREVIOUS_MS, CLOCK_MS
+    )
+    assert retimed_in(found) == ({50: (due_ms, FAR_MS)} if takes else {})
+    # In the same batch, both wait.
+    several = [
+        asks_for((49, "a", due_ms), mode=KEEP_TIME),
+        asks_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms),
+    ]
+    assert retimed_in(in_turn(pa.concat_tables(several), {}, PREVIOUS_MS, CLOCK_MS)) == {50: (due_ms, FAR_MS)}
+
+
+@pytest.mark.parametrize(("own_ms", "request_ms"), [(FAR_MS, 700), (700, 701)])
+def test_a_message_and_its_request_are_not_due_at_the_same_time(own_ms: int, request_ms: int) -> None:
+    for due_ms, clock_ms, published_ms in ((request_ms, 700, 900), (request_ms, 900, 700), (request_ms - 1, 700, 900)):
+        known = {b"a": Holder(place(5), due_ms, due_ms, keeps=True)}
+        asks = asks_for((50, "a", own_ms), mode=KEEP_TIME, published_ms=published_ms)
+        found = in_turn(asks, known, 0, 0, clock_ms=clock_ms)
+        expected = due_ms + (due_ms == request_ms)
+        assert retimed_in(found) == {50: (expected, max(expected, own_ms))}
 
 
 def test_modes_of_two_messages_of_a_name_may_differ() -> None:

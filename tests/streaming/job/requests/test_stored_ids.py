@@ -11,7 +11,7 @@ import pytest
 from pyspark import SparkFiles
 
 from sinks.buckets.bucket_table import BucketTable
-from sinks.buckets.join_commits import join_cancelled
+from sinks.buckets.join_commits import join_ids
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
 from state.checkpoint.origin import CheckpointOrigin
@@ -157,7 +157,7 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
         stored.open(9, ORIGIN)
         assert stored.replaced_among(ids_of((TOPIC, 0, offset) for offset in (1, 2, 3))) == replaced
         stored.close()
-        join_cancelled(store, [0, 1, 2], NOTHING_FORGETTABLE)
+        join_ids(store, IdRows.CANCELLED, [0, 1, 2], NOTHING_FORGETTABLE)
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
 
 
