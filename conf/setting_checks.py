@@ -92,14 +92,16 @@ def wrong_tables(
     return wrong
 
 
-def wrong_delays(policies: PolicySettings) -> list[str]:
-    """Return which policies give messages longer delays than are accepted."""
+def wrong_policies(policies: PolicySettings) -> list[str]:
+    """Return which policies contradict each other."""
     own = {f"policies.{topic}": policy for topic, policy in policies.by_topic.items()}
     wrong = []
     for key, policy in {"policies": policies.of_all, **own}.items():
         given = max(policy.default_delay, policy.fixed_delay or 0)
         if policy.over_max_delay == "reject" and given > policy.max_delay:
             wrong.append(f"{key}: default_delay and fixed_delay must not exceed max_delay")
+        if policy.repeats and policy.name_mode == "keep-time":
+            wrong.append(f'{key}: repeats and name_mode = "keep-time" must not be set together')
     return wrong
 
 

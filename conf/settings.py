@@ -32,7 +32,7 @@ from conf.sections import (
     WindowSettings,
 )
 from conf.setting_checks import (
-    wrong_delays,
+    wrong_policies,
     wrong_ports,
     wrong_storage,
     wrong_tables,
@@ -154,7 +154,7 @@ class Settings(BaseSettings):
         wrong = [
             *wrong_topics(self.topics, results, own),
             *wrong_tables(self.topics, results, self.policies, self.presets, self.rates),
-            *wrong_delays(self.policies),
+            *wrong_policies(self.policies),
             *wrong_times(self.clock, self.release),
             *wrong_ports(self.monitor, self.web, self.release.processes, self.forward.processes),
             *wrong_storage(self.storage, self.spark),

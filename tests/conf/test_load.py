@@ -375,6 +375,14 @@ def test_looped_topics_are_refused() -> None:
         ("[policies.delayline-in]\nmax_waiting = 'few'", "[policies]: allowed is for delayline-in.max_waiting a whole"),
         ("[policies]\nfixed_delay = '367d'", "policies: default_delay and fixed_delay must not exceed"),
         ("[policies.delayline-in]\nmax_delay='1s'\nfixed_delay = '2s'", "policies.delayline-in: default_delay"),
+        (
+            "[policies]\nrepeats = true\nname_mode = 'keep-time'",
+            'policies: repeats and name_mode = "keep-time" must not be set together',
+        ),
+        (
+            "[policies]\nrepeats = true\n[policies.delayline-in]\nname_mode = 'keep-time'",
+            'policies.delayline-in: repeats and name_mode = "keep-time" must not be set together',
+        ),
         ("[policies.orders]\nmax_delay = '1s'", "policies.orders: allowed are topics in topics.input"),
         ("[bucket]\nlimit = 500", "bucket.limit: unknown setting"),
     ],
