@@ -1,7 +1,7 @@
 """Which message has a name once records are accepted again.
 
-Of all that got the name, and are not cancelled, it is the newest; or the first one that waits, where messages keep
-their names. Where they keep their due times, the newest does so if it waits.
+Of all that got the name, and are not cancelled, it is the newest. Where messages keep their names, it is the first one
+that waits and was accepted to keep it. The mode that was stored with the name counts, not the present one.
 
 A rebuild accepts again what a lost table had, and what took a name over may be gone with it: the message itself, or
 the row that says that the one before is cancelled. So the names are decided anew, from the records that are read again
@@ -22,7 +22,7 @@ from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import OffsetBitmaps
-from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA, name_rows
+from state.names import KEEP, NAMED_SCHEMA, name_rows
 
 # Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
 HOLDER_SCHEMA = NAMED_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("is_left", pa.bool_()))
@@ -84,7 +84,7 @@ def settled(
     def among_them(holders: Iterable[_Holder], mode: str) -> Iterator[tuple[_Holder, bool]]:
         if mode == KEEP:
             return _first(holders, waits)
-        return _newest(holders, is_cancelled, waits if mode == KEEP_TIME else _never)
+        return _newest(holders, is_cancelled)
 
     def rows(names: Sequence[_Holder], lost: Sequence[_Holder]) -> Iterator[pa.RecordBatch]:
         named = _table([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
@@ -120,38 +120,38 @@ def _is_in(ids: OffsetBitmaps, holder: _Holder) -> bool:
 
 
 def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
-    """Yield the messages that have got one name, each once, and whether it keeps the name: the first that waits.
+    """Yield the messages that have got one name, each once, and whether it has the name: the first that keeps it.
 
-    Of several partitions it is the one of the oldest batch, as far as the table knows that. If none waits, nobody keeps
-    the name: the row of one that a release process has recalled may still say so.
+    It waits. If none that waits keeps the name, the newest of them has it. Of several partitions that of the oldest
+    batch comes first, as far as the table knows that. If none waits, nobody keeps the name: the row of one that a
+    release process has recalled may still say so.
     """
-    first: dict[int, _Holder] = {}
+    of_partitions: dict[int, _Holder] = {}
     newest: _Holder | None = None
     until_ms, may_be_kept = 0, False
     for holder in _each(holders):
         newest = holder if newest is None else max(newest, holder, key=_BY_AGE)
-        until_ms, may_be_kept = max(until_ms, holder.until_ms), may_be_kept or holder.keeps
-        if holder.partition in first or not waits(holder):
+        until_ms = max(until_ms, holder.until_ms)
+        may_be_kept |= holder.keeps and holder.is_stored
+        if not waits(holder):
             yield holder, False
-        else:
-            first[holder.partition] = holder
-    in_turn = sorted(first.values(), key=_BY_AGE)
-    yield from ((holder, False) for holder in in_turn[1:])
-    for holder in in_turn[:1]:
+            continue
+        before = of_partitions.get(holder.partition)
+        if before is not None:
+            yield (holder if before.keeps else before), False
+        if before is None or not before.keeps:
+            of_partitions[holder.partition] = holder
+    in_turn = sorted(of_partitions.values(), key=_BY_AGE)
+    first = next((holder for holder in in_turn if holder.keeps), in_turn[-1] if in_turn else None)
+    yield from ((holder, False) for holder in in_turn if holder is not first)
+    if first is not None:
         # Its row must be newer than that of any other.
-        is_left = holder.is_left or holder is not newest
-        yield holder._replace(until_ms=until_ms, keeps=True, is_left=is_left), True
-    if newest is not None and may_be_kept and not first:
+        yield first._replace(until_ms=until_ms, is_left=first.is_left or first is not newest), True
+    elif newest is not None and may_be_kept:
         yield newest._replace(until_ms=until_ms, keeps=False, is_left=True), True
 
 
-def _never(_: _Holder) -> bool:
-    return False
-
-
-def _newest(
-    holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool], keeps_time: Callable[[_Holder], bool]
-) -> Iterator[tuple[_Holder, bool]]:
+def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it has the name: the newest.
 
     Of an input partition the last one counts. Of several partitions it is the one of the newest batch, as far as the
@@ -171,7 +171,7 @@ def _newest(
     in_turn = sorted(last, key=_BY_AGE)
     yield from ((holder, False) for holder in in_turn[:-1])
     # Its row is of use as long as one of another would be found in its place.
-    yield from ((holder._replace(until_ms=until_ms, keeps=keeps_time(holder)), True) for holder in in_turn[-1:])
+    yield from ((holder._replace(until_ms=until_ms), True) for holder in in_turn[-1:])
 
 
 def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
@@ -186,7 +186,8 @@ def _merged(one: _Holder, other: _Holder) -> _Holder:
     due = max(one, other, key=lambda holder: (holder.is_left, holder.is_stored, holder.deliver_at_ms))
     return due._replace(
         until_ms=max(one.until_ms, other.until_ms),
-        keeps=one.keeps or other.keeps,
+        # What is accepted again is so by the present mode.
+        keeps=any(each.keeps for each in (one, other) if each.is_stored or not (one.is_stored or other.is_stored)),
         bucket=min(one.bucket, other.bucket),
         is_left=one.is_left or other.is_left,
         is_stored=one.is_stored or other.is_stored,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import Any
 
@@ -43,21 +43,21 @@ def settle(
     cancelled: Ids = NO_IDS,
     overdue: Ids = NO_IDS,
     at_once: int = 2,
-    keeps: bool = False,
+    mode: str = REPLACE,
     marked: bool | None = None,
-    mode: str | None = None,
+    replaces: Collection[int] = (),
 ) -> tuple[Any, Any]:
     """Return the offset of the message that has each name, and the cancelled ones with their due times.
 
-    `keeps` says whether messages keep their names, and `marked` whether those do that have them: by default the same.
-    `mode` is the one of their topic, if it is neither.
+    All were accepted by the `mode` of their topic, except rows of the table with the offsets `replaces`: by `REPLACE`.
+    `marked` says whether messages that have names keep them: by default as the mode does.
     """
-    in_order = sorted(rows, key=lambda row: row[:4])
+    keeps = mode != REPLACE
+    modes = [(*row[:6], keeps and (row[-1] or row[3] not in replaces), *row[7:]) for row in rows]
+    in_order = sorted(modes, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
     before, waiting = (bitmaps_of([table_of(ids)]) for ids in (cancelled, overdue))
-    batches = settled(ORIGIN, before, waiting, lambda _: mode or (KEEP if keeps else REPLACE))(
-        iter(table.to_batches(max_chunksize=at_once))
-    )
+    batches = settled(ORIGIN, before, waiting, lambda _: mode)(iter(table.to_batches(max_chunksize=at_once)))
     out = pa.Table.from_batches(batches, STORED_SCHEMA)
     names, gone = (
         ids_of_rows(out.filter(pc.field("part") == kind.partition(LEFT_IN))).to_pylist()
@@ -117,10 +117,10 @@ def test_what_the_new_checkpoint_reads_again_takes_no_name() -> None:
 def test_where_messages_keep_their_names_the_first_one_that_waits_stays() -> None:
     rows = [left(5), left(6, 500), left(7), left(9, name="b")]
     expected = ({"a": (5, FAR_MS), "b": (9, FAR_MS)}, [(0, 6, 500), (0, 7, FAR_MS)])
-    assert settle(*rows, keeps=True) == expected
+    assert settle(*rows, mode=KEEP) == expected
     cancelled = ids_of([(TOPIC, 0, 5)])
-    assert settle(*rows, cancelled=cancelled, keeps=True) == ({"a": (6, FAR_MS), "b": (9, FAR_MS)}, [(0, 7, FAR_MS)])
-    assert settle(left(5), cancelled=cancelled, keeps=True) == ({}, [])
+    assert settle(*rows, cancelled=cancelled, mode=KEEP) == ({"a": (6, FAR_MS), "b": (9, FAR_MS)}, [(0, 7, FAR_MS)])
+    assert settle(left(5), cancelled=cancelled, mode=KEEP) == ({}, [])
 
 
 def test_a_cancelled_message_takes_the_name_from_none_that_waits() -> None:
@@ -133,43 +133,55 @@ def test_a_cancelled_message_takes_the_name_from_none_that_waits() -> None:
 def test_what_had_no_name_as_far_as_is_known_loses_none_to_another() -> None:
     # It was delivered, or accepted without a name: the present clock and policies say otherwise.
     records_alone = (*stored(1)[:-2], LEFT_IN, False)
-    for keeps in (False, True):
-        assert settle(records_alone, left(5), keeps=keeps) == ({"a": (5, FAR_MS)}, [])
+    for mode in (REPLACE, KEEP, KEEP_TIME):
+        assert settle(records_alone, left(5), mode=mode) == ({"a": (5, FAR_MS)}, [])
     # The table's due time counts, which is over.
     rows = [records_alone, stored(1, CUTOFF_MS - 1), left(5)]
-    assert settle(*rows, keeps=True) == ({"a": (5, FAR_MS)}, [])
+    assert settle(*rows, mode=KEEP) == ({"a": (5, FAR_MS)}, [])
     assert settle(*rows) == ({"a": (5, FAR_MS)}, [])
 
 
 def test_a_mark_of_which_no_message_waits_is_taken_away() -> None:
-    row = stored(1, CUTOFF_MS + 1)
-    keeping = (*row[:6], True, *row[7:])
-    recalled = ids_of([(TOPIC, 0, 1)])
-    assert settle(keeping, cancelled=recalled, keeps=True, marked=False) == ({"a": (1, CUTOFF_MS + 1)}, [])
-    assert settle(keeping, keeps=True) == ({}, [])
+    row, recalled = stored(1, CUTOFF_MS + 1), ids_of([(TOPIC, 0, 1)])
+    assert settle(row, cancelled=recalled, mode=KEEP, marked=False) == ({"a": (1, CUTOFF_MS + 1)}, [])
+    assert settle(row, cancelled=recalled, mode=KEEP, replaces=[1]) == ({}, []), "it has none"
+    assert settle(row, mode=KEEP) == ({}, [])
 
 
 def test_what_is_delivered_keeps_no_name_and_what_waits_in_the_table_does() -> None:
-    assert settle(stored(1, CUTOFF_MS - 1), left(5), left(6), keeps=True) == ({"a": (5, FAR_MS)}, [(0, 6, FAR_MS)])
+    assert settle(stored(1, CUTOFF_MS - 1), left(5), left(6), mode=KEEP) == ({"a": (5, FAR_MS)}, [(0, 6, FAR_MS)])
     # Its row is older than the one that may be there of the other.
     expected = ({"a": (1, FAR_MS)}, [(0, 5, FAR_MS)])
-    assert settle(stored(1), left(5), keeps=True) == expected
-    assert settle(stored(1), stored(5, bucket=4), keeps=True) == expected
-    assert settle(stored(1), keeps=True) == ({}, []), "it stands in the table"
+    assert settle(stored(1), left(5), mode=KEEP) == expected
+    assert settle(stored(1), stored(5, bucket=4), mode=KEEP) == expected
+    assert settle(stored(1), mode=KEEP) == ({}, []), "it stands in the table"
     overdue = ids_of([(TOPIC, 0, 1)])
-    assert settle(stored(1, 500), left(5, 900), overdue=overdue, keeps=True) == ({"a": (1, 900)}, [(0, 5, 900)])
+    assert settle(stored(1, 500), left(5, 900), overdue=overdue, mode=KEEP) == ({"a": (1, 900)}, [(0, 5, 900)])
 
 
 def test_of_several_partitions_that_of_the_oldest_batch_keeps_its_name() -> None:
     rows = [left(1), left(2), stored(50, bucket=3, partition=1)]
-    assert settle(*rows, keeps=True) == ({"a": (50, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, FAR_MS)])
+    assert settle(*rows, mode=KEEP) == ({"a": (50, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, FAR_MS)])
 
 
-def test_where_messages_keep_their_due_times_the_newest_does_if_it_waits() -> None:
+def test_after_a_change_of_the_mode_a_message_is_replaced_that_was_not_accepted_to_keep_its_name() -> None:
+    assert settle(stored(1), left(5), mode=KEEP, replaces=[1]) == ({"a": (5, FAR_MS)}, [(0, 1, FAR_MS)])
+    expected = ({"a": (5, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, FAR_MS), (0, 6, 500)])
+    assert settle(stored(1), stored(2), left(5), left(6, 500), mode=KEEP, replaces=[1, 2]) == expected
+    assert settle(stored(1), left(1, partition=1), mode=KEEP, replaces=[1]) == ({"a": (1, FAR_MS)}, [(0, 1, FAR_MS)])
+    # Of several that do not keep it, the newest has it.
+    assert settle(stored(1), stored(2), mode=KEEP, replaces=[1, 2]) == ({}, [(0, 1, FAR_MS)])
+    # What the table says of a message that is accepted again counts.
+    rows, expected = [stored(1), stored(2), left(2)], ({"a": (2, FAR_MS)}, [(0, 1, FAR_MS)])
+    for mode in (KEEP, KEEP_TIME):
+        assert settle(*rows, mode=mode, replaces=[1, 2], marked=False) == expected
+
+
+def test_where_messages_keep_their_due_times_the_newest_has_the_name() -> None:
     expected = ({"a": (7, FAR_MS)}, [(0, 5, FAR_MS), (0, 6, 500)])
-    assert settle(left(5), left(6, 500), left(7), mode=KEEP_TIME, marked=True) == expected
+    assert settle(left(5), left(6, 500), left(7), mode=KEEP_TIME) == expected
     recalled = ids_of([(TOPIC, 0, 7)])
-    assert settle(left(5), left(7), cancelled=recalled, mode=KEEP_TIME, marked=True) == ({"a": (5, FAR_MS)}, [])
+    assert settle(left(5), left(7), cancelled=recalled, mode=KEEP_TIME) == ({"a": (5, FAR_MS)}, [])
     # What is delivered stands in the table, as it did.
     assert settle(stored(1), stored(2, CUTOFF_MS - 1), mode=KEEP_TIME) == ({}, [(0, 1, FAR_MS)])
 
