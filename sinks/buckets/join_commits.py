@@ -35,7 +35,8 @@ def join_ids(store: BucketTable, kind: IdRows, buckets: Iterable[int], forget: F
 def join_names(store: BucketTable, buckets: Iterable[int], due_before_ms: int) -> None:
     """Join several Delta partitions with names in that of the last one. Of each name, only the newest row stays.
 
-    And that goes as well if it is of no use since `due_before_ms`, epoch ms.
+    It stays for as long as any row of the name among them would, and goes if that is over since `due_before_ms`, epoch
+    ms.
     """
     numbers = sorted(buckets)
     partitions = [IdRows.NAMED.partition(number) for number in numbers]
@@ -52,6 +53,12 @@ def _rows_of(store: BucketTable, partitions: Iterable[str]) -> DataFrame:
 
 
 def _newest(names: DataFrame) -> DataFrame:
-    """Return the newest row of each name."""
-    by_age = Window.partitionBy("name").orderBy(*(F.col(name).desc() for name in _BY_AGE))
-    return names.withColumn("age", F.row_number().over(by_age)).where("age = 1").drop("age")
+    """Return the newest row of each name, which is of use as long as any other one.
+
+    A row of an occurrence is of use until that is due. The first row of its message may be so for longer: as long as
+    that of the message before, which may be in an older partition.
+    """
+    by_name = Window.partitionBy("name")
+    by_age = by_name.orderBy(*(F.col(name).desc() for name in _BY_AGE))
+    aged = names.withColumn("age", F.row_number().over(by_age))
+    return aged.withColumn("max_deliver_at_ms", F.max("max_deliver_at_ms").over(by_name)).where("age = 1").drop("age")

@@ -426,6 +426,22 @@ def test_of_two_occurrences_that_a_batch_has_stored_a_join_keeps_the_name_of_the
     assert names_left(store) == 2
 
 
+def test_what_a_message_that_repeats_had_the_name_from_does_not_come_back_once_names_are_joined(
+    store: BucketTable,
+) -> None:
+    name(store, 2, keeps=True, a=(1, FAR_MS))
+    name(store, 3, until_ms=FAR_MS, keeps=True, a=(2, 100))
+    for number, due_ms in ((4, 150), (5, 200), (6, 300)):
+        name(store, number, keeps=True, a=(2, due_ms))
+    # With its first occurrence, and without.
+    for joined in ([3, 4], [5, 6], [4, 6]):
+        join_names(store, joined, 500)
+        _, decision = decide(store, (50, "a", FAR_MS), mode=KEEP)
+        assert not decision.drops
+    join_names(store, [2, 6], 500)
+    assert names_left(store) == 1
+
+
 def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> None:
     answers, decision = decide(store, (50, "a", FAR_MS))
     assert (answers, decision.cancelled.num_rows, decision.left_out) == ({}, 0, {})
