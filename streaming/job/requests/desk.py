@@ -214,12 +214,19 @@ class RequestDesk:
         # Names become ids.
         has_name = pc.is_valid(asked.asks.column("name"))
         by_id, by_name = asked.asks.filter(pc.invert(has_name)), asked.asks.filter(has_name)
+        first = ids_in(own_ids(asked.asks.filter(asked.asks.column("repeats").fill_null(False))))
+        repeating = united([first, self._repeating(delivering_ids(by_id), span)]) if may_repeat else first
+        in_vain = np.asarray(by_id.column("delivers")) & among(by_id, repeating)
         named = look_up(
-            by_name, ids_in(by_id), self._stored_ids, span, clock_ms, lambda ids: self._waiting(span, ids).messages
+            by_name,
+            ids_in(by_id.filter(pa.array(~in_vain))),
+            self._stored_ids,
+            span,
+            clock_ms,
+            lambda ids: self._waiting(span, ids).messages,
         )
         asks = pa.concat_tables([by_id, named.asks])
-        first = own_ids(asked.asks.filter(asked.asks.column("repeats").fill_null(False)))
-        self._numbers = dict.fromkeys(each_of(united([asked.repeating, ids_in(first)])), 1)
+        self._numbers = dict.fromkeys(each_of(united([asked.repeating, first])), 1)
         # What is known of each id.
         outcomes = Outcomes(ids_in(asks.filter(pc.greater_equal(asks.column("offset"), 0))), span.ends)
         undecided = self._taken_of(asked.undecided, asks)
@@ -253,6 +260,12 @@ class RequestDesk:
             span.batch_id, asks.num_rows, decision.cancels, named.dropped.num_rows, decision.made_due,
         )  # fmt: skip
         return decision
+
+    def _repeating(self, ids: Ids, span: BatchSpan) -> Ids:
+        """Return which of `ids` keep their names, wait in the table, and repeat."""
+        keeping = ids_in(self._stored_ids.keeping_among(ids))
+        waits = self._waiting(span, keeping, self._stored_ids.cancelled_among(keeping))
+        return ids_of(numbers_of(waits, self._store))
 
     def places_of(self, moves: pa.Table) -> Waiting | None:
         """Return where those of `moves`, of the newest decision, wait in the table; None if none of them does.

@@ -5,16 +5,16 @@ the one that got the name in an earlier batch, by the table. What comes of that 
 (`streaming.job.requests.decision`). A message that another message, or a cancel, of its own batch asks for is never
 handed over.
 
-A message that was accepted by the mode `KEEP` *keeps its name*: as long as it does, later messages of the name are
-dropped and ask for nothing, if their mode is the same. It keeps the name until it is due, or somebody asks for it by
-its name or its id, in whatever way and whatever comes of that: nobody knows what release processes recall at the time
-of a replay, and a message must not be dropped in favour of one that does not come out. From then on it is replaced like
-any other.
+A message that was accepted by the mode `KEEP` or `KEEP_TIME` *keeps its name* and its due time. As long as it does, a
+later message of the name by the mode `KEEP` is dropped and asks for nothing. One by the mode `KEEP_TIME` replaces it,
+and takes the due time over, sooner or later than its own. It was placed by its own due time before, and is moved
+(`state.buckets.moves`). Nobody waits for the release processes here: if one that is handed over comes out, both do at
+that time.
 
-A message that was accepted by the mode `KEEP_TIME` *keeps its due time* in the same way: as long as it does, the next
-message of the name replaces it, and takes the due time over, sooner or later than its own. It was placed by its own
-due time before, and is moved (`state.buckets.moves`). Nobody waits for the release processes here either: if one that
-is handed over comes out, both do at that time.
+A message keeps its name until it is due, or somebody asks for it by its name or its id, in whatever way and whatever
+comes of that: nobody knows what release processes recall at the time of a replay, and a message must not be dropped in
+favour of one that does not come out. From then on it is replaced like any other. Whoever asks that a message which
+repeats and waits be due at once asks in vain: that is known, and does not count.
 
 A message has its name until it is due, or a request has made it due at once; and after an outage until it is handed
 over: what was to come out meanwhile waits in the table, and is cancelled like anything else that waits.
@@ -129,7 +129,7 @@ def look_up(
 
     Args:
         asks: the asks by a name (`ASK_SCHEMA`).
-        by_id: the messages that the batch is asked for by their ids.
+        by_id: the messages that the batch is asked for by their ids, and not in vain.
         stored: the rows of earlier batches.
         span: the batch.
         clock_ms: its clock, epoch ms.

@@ -113,8 +113,6 @@ class Model:
     delivered: set[MessageId] = field(default_factory=set)
     names: dict[str, Holder] = field(default_factory=dict)
     plans: dict[MessageId, tuple[Plan, int]] = field(default_factory=dict)
-    # Whether a message with a name was accepted to keep it.
-    keeping: dict[MessageId, bool] = field(default_factory=dict)
 
     def release(self, now_ms: int) -> None:
         """Let come out what is handed over and due by `now_ms`."""
@@ -206,10 +204,9 @@ class Model:
                 self.plans[each], self.waiting[each] = (plan, number), at_ms
                 break
             self.handed_over[(*each, number)] = at_ms
-        # Whoever asked in vain that it be due has not taken its name.
         for name, holder in self.names.items():
             if holder.id == each:
-                self.names[name] = holder._replace(due_ms=due_ms, keeps=self.keeping[each])
+                self.names[name] = holder._replace(due_ms=due_ms)
 
     def _asked(
         self, in_order: list[Record], clock_ms: int, previous_ms: int
@@ -227,7 +224,14 @@ class Model:
         }
         self.names = names
         own = {record.id for record in in_order}
-        by_id = {record.asked for record in in_order if record.asks and record.name is None}
+        # Whoever asks in vain that a message which repeats be due has not asked for it.
+        by_id = {
+            record.asked
+            for record in in_order
+            if record.asks
+            and record.name is None
+            and not (record.delivers and record.asked in self.plans and record.asked in self.waiting)
+        }
         # A message keeps its name until somebody asks for it.
         names |= {name: each._replace(keeps=False) for name, each in names.items() if each.id in by_id}
         for record in in_order:
@@ -246,7 +250,6 @@ class Model:
                         holder = None
                 asked[record.id] = None if holder is None else holder.id
                 if record.due_ms is not None:
-                    self.keeping[record.id] = record.keeps
                     keeps = (record.keeps or record.takes_time) and record.id not in by_id
                     due_ms = record.due_ms
                     # Once it is handed over, it keeps its due time until then, as it would keep its name.

@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from state.buckets.id_rows import ID_ROW_SCHEMA, packed_ids
 from state.buckets.parts import IdRows, chunks_of, is_metadata, part_of
 from state.buckets.table_rows import STORED_SCHEMA
 from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
+from state.order import in_order
 from tests.messages import ids_of_rows
 
 _KIND = re.compile(r"kind = '(\w+)'")
@@ -98,6 +100,26 @@ class MemoryTable:
     def ids_before(self, kind: IdRows, bucket: int) -> Iterator[pa.Table]:
         """As of `BucketTable`."""
         yield self._ids(kind).filter(pc.field("bucket") < bucket)
+
+    def join_names(self, due_before_ms: int) -> None:
+        """As `join_names` of all Delta partitions with names but the oldest."""
+        parts = {IdRows.NAMED.bucket_of(part): part for part in self._rows.column("part").to_pylist()}
+        numbers = sorted(number for number in parts if number is not None)[1:]
+        if not numbers:
+            return
+        chosen = {parts[number] for number in numbers}
+        by_name: dict[bytes, list[dict[str, Any]]] = {}
+        for row in ids_of_rows(self._in_partitions(lambda part: part in chosen)).to_pylist():
+            by_name.setdefault(row["name"], []).append(row)
+        until, ages = "max_deliver_at_ms", ("bucket", "partition", "offset", "deliver_at_ms")
+        newest = [
+            max(own, key=lambda row: [row[each] for each in ages]) | {until: max(row[until] for row in own)}
+            for own in by_name.values()
+        ]
+        left = pa.Table.from_pylist([row for row in newest if row[until] >= due_before_ms], schema=ID_ROW_SCHEMA)
+        joined = packed_ids(IdRows.NAMED, numbers[-1])(iter(in_order(left).combine_chunks().to_batches()))
+        others = self._in_partitions(lambda part: part not in chosen)
+        self._rows = pa.concat_tables([others, pa.Table.from_batches(joined, STORED_SCHEMA)])
 
     def metadata_partitions(self, version: int) -> set[str]:
         """As of `BucketTable`."""

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.join_commits import join_names
 from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
 from sources.intake.request_grouping import RequestGrouping
@@ -36,14 +37,14 @@ from state.buckets.parts import IdRows
 from state.buckets.retimed import retimed_rows
 from state.buckets.table_rows import STORED_SCHEMA, stored_rows
 from state.cancel import NOTHING, MessageId, without_cancelled
-from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy, RunningBatch
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.group_keys import overflow_key
 from state.kinds import ANSWER, DEAD_LETTER, OCCURRENCE, REPEATING, REQUEST, repeats
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID, each_of, ids_of, parse_id
-from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, KEEP_TIME, NAME_HEADER, NAMED_SCHEMA, name_rows
+from state.names import ANSWER_HEADER, FROM_HEADER, KEEP, KEEP_TIME, NAME_HEADER, NAMED_SCHEMA, REPLACE, name_rows
 from state.reasons import Reason
 from state.repeats.occurrences import OccurrenceRows
 from state.shards import by_shard
@@ -61,6 +62,9 @@ TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
 KEEPING = "delayline-keeping"
 # The newest one comes out, when the first one was due.
 TIMED = "delayline-timed"
+# Each step says which of them it is.
+CHANGING = "delayline-changing"
+TOPICS = {"keep": KEEPING, "timed": TIMED, "changing": CHANGING}
 HORIZON_MS = 1_000
 # In place of a reason, until the release processes have answered.
 DELIVERS = "delivers"
@@ -84,15 +88,33 @@ class Step(NamedTuple):
 
     A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
     a name. The number counts back from the last message, of this batch too, and then from the last record that is none.
-    A record of a kind that begins with "keep" is one of `KEEPING`, and with "timed" one of `TIMED`; one that ends with
-    "late" is published after the clock of its batch. A message of a kind with "repeats" comes again, so many times as
-    the number that counts back says, or without end if that is 0. What comes of missed occurrences is the last word.
+    The first word of a kind may be one of `TOPICS`; one that ends with "late" is published after the clock of its
+    batch. A message of a kind with "repeats" comes again, so many times as the number that counts back says, or without
+    end if that is 0. What comes of missed occurrences is the last word. `mode` is the mode of `CHANGING`. Where that
+    is `KEEP_TIME`, nothing repeats.
     """
 
     after_ms: int
     records: list[tuple[str, int, int, int, str]]
     overflows: bool
     then: str
+    mode: str = REPLACE
+
+    def plan(self, kind: str, back: int) -> Plan | None:
+        """Return how the message of a record repeats."""
+        if "repeats" not in kind or (kind.startswith("changing") and self.mode == KEEP_TIME):
+            return None
+        return Plan(_EVERY_MS, back or None, kind.rpartition(" ")[2])
+
+    def mode_of(self, topic: str) -> str:
+        """Return which of several messages of a name waits, of an input topic."""
+        return {KEEPING: KEEP, TIMED: KEEP_TIME, CHANGING: self.mode}.get(topic, REPLACE)
+
+    @property
+    def settings(self) -> BatchSettings:
+        """The settings of the batch."""
+        policy = replace(BATCH_SETTINGS.policy, name_mode=self.mode, repeats=self.mode != KEEP_TIME)
+        return replace(BATCH_SETTINGS, policies={**BATCH_SETTINGS.policies, CHANGING: policy})
 
 
 _KINDS = [
@@ -100,9 +122,11 @@ _KINDS = [
     "keep", "keep", "keep asks", "keep late", "keep cancel-name", "deliver", "deliver", "deliver",
     "repeats one", "repeats all", "repeats none", "named repeats one", "keep repeats one", "waiting repeats all",
     "timed", "timed", "timed asks", "timed late", "timed cancel-name",
+    "changing", "changing", "changing asks", "changing repeats one", "changing cancel-name",
 ]  # fmt: skip
 _ENDS = [
     "", "", "killed before it is stored", "killed after it is stored", "killed at the end", "started again", "rescaled",
+    "names joined",
 ]  # fmt: skip
 _EVERY_MS = 4_000
 _LATE_MS = 800
@@ -120,6 +144,7 @@ _STEPS = st.lists(
         st.lists(_RECORDS, max_size=7),
         st.booleans(),
         st.sampled_from(_ENDS),
+        st.sampled_from([REPLACE, KEEP, KEEP_TIME]),
     ),
     min_size=2,
     max_size=7,
@@ -242,6 +267,42 @@ _TIMED = [
     Step(5_000, [("timed", 0, 700, 0, "b"), ("timed late", 0, 1_500, 0, "b")], False, ""),
     Step(5_000, [("timed", 0, 0, 0, "a"), ("timed", 0, 1_500, 0, "a"), ("timed asks", 0, 0, 0, "b")], False, ""),
 ]
+# What repeats keeps its name from others when somebody asks in vain that it be due: in its batch, and later, when it is
+# in the table; until somebody else asks. And after its last occurrence, what it had the name from does not come back.
+_KEEPING_ON = [
+    Step(0, [("keep", 0, 60_000, 0, "b"), ("keep repeats one", 0, 700, 0, "a"), ("deliver", 0, 0, 0, "")], False, ""),
+    Step(
+        300,
+        [("keep asks", 0, 0, 0, "a"), ("keep cancel-name", 0, 0, 0, "b"), ("keep repeats one", 0, 700, 2, "b")],
+        False,
+        "started again",
+    ),
+    Step(5_000, [("deliver", 0, 0, 3, ""), ("keep asks", 0, 0, 0, "a")], True, "killed after it is stored"),
+    Step(5_000, [("deliver", 1, 0, 4, ""), ("keep asks", 1, 0, 0, "a")], False, "rescaled"),
+    Step(5_000, [], False, "names joined"),
+    Step(300, [("keep asks", 0, 60_000, 0, "b")], False, ""),
+    Step(300, [("deliver", 0, 0, 6, ""), ("cancel", 1, 0, 6, ""), ("keep asks", 0, 700, 0, "a")], False, ""),
+]
+# Each mode after each other one: what repeats gives the due time of the occurrence that waits, once, if it was accepted
+# to keep its name; what has taken a due time over keeps its name.
+_CHANGED = [
+    Step(0, [("changing repeats one", 0, 700, 0, "a"), ("changing", 0, 60_000, 0, "b")], False, "", KEEP),
+    Step(5_000, [("changing repeats one", 0, 700, 0, "b")], False, "", KEEP),
+    Step(
+        300,
+        [("changing asks", 0, 60_000, 0, "a"), ("changing asks", 0, 0, 0, "b")],
+        False,
+        "killed after it is stored",
+        KEEP_TIME,
+    ),
+    Step(300, [("changing asks", 0, 0, 0, "a"), ("changing repeats one", 0, 0, 0, "b")], True, "started again", KEEP),
+    Step(5_000, [("changing repeats one", 0, 700, 0, "a"), ("changing asks", 0, 60_000, 0, "b")], False, ""),
+    Step(300, [("changing asks", 0, 60_000, 0, "a"), ("changing", 0, 1_500, 0, "b")], False, "rescaled", KEEP_TIME),
+    Step(300, [("changing asks", 0, 700, 0, "a"), ("changing asks", 0, 700, 0, "b")], False, "names joined"),
+    Step(0, [("changing repeats one", 0, 700, 1, "a"), ("changing repeats one", 0, 0, 1, "b")], False, "", KEEP),
+    # The last occurrences are handed over.
+    Step(300, [("changing", 0, 0, 0, "a"), ("changing asks", 0, 60_000, 0, "b")], False, "", KEEP_TIME),
+]
 
 
 @dataclass
@@ -312,8 +373,10 @@ class Service:
         assert self.desk is not None
         decision = replace(decision, names=pa.concat_tables([decision.names, names]))
         self.desk.stored(decision, span, clock_ms)
-        if step.then == "started again":
+        if step.then in ("started again", "names joined"):
             self._end()
+        if step.then == "names joined":
+            self.table.join_names(min(clock_ms, span.cutoff_ms))
         # After the batch has read what they have answered before.
         return self._answered(answers)
 
@@ -357,7 +420,9 @@ class Service:
         self.desk = self.desk or RequestDesk(self.table, Settings())
         rows: list[Any] = output.to_pylist()
         frame: Any = self.table.frame(output)
-        may_repeat = any(repeats(messages).any() for messages in self.sealed.values())
+        # In a replay, the batch may have stored what follows.
+        before = [messages for bucket, messages in self.sealed.items() if bucket < span.bucket]
+        may_repeat = any(repeats(messages).any() for messages in before)
         return self.desk.decide(frame, rows, span, clock_ms, may_repeat=may_repeat)
 
     def _state_stage(
@@ -533,7 +598,7 @@ class Run:
         self.service, self.model = Service(table, recalled), Model()
         self._clock_ms = self._cutoff_ms = 1_798_000_000_000
         self._origin, self._batch_id = CheckpointOrigin(CHECKPOINT, 1, SHARDS), 0
-        self._ends = {(topic, partition): 0 for topic in (TOPIC, KEEPING, TIMED) for partition in (0, 1)}
+        self._ends = {(topic, partition): 0 for topic in (TOPIC, *TOPICS.values()) for partition in (0, 1)}
         self._published: list[MessageId] = []
         # Of these, the messages, and the rest.
         self._targets: list[MessageId] = []
@@ -554,7 +619,7 @@ class Run:
         published, raw = self._publish(step)
         known_ms = previous_ms if self._batch_id else 0
         span = BatchSpan(self._origin, self._batch_id, known_ms, self._cutoff_ms, starts, _offsets(self._ends))
-        arrivals = accept(records(raw), BATCH_SETTINGS, self._clock_ms)
+        arrivals = accept(records(raw), step.settings, self._clock_ms)
         answers = self.service.batch(span, self._clock_ms, arrivals, step)
         expected = self.model.batch(published, set(self._published), self._clock_ms, previous_ms, self._cutoff_ms)
         # Who takes over a name may be told what the release processes have answered before.
@@ -599,7 +664,7 @@ class Run:
         """Return the records of a batch, for the model and for the job."""
         ids: list[MessageId] = []
         for kind, partition, *_ in step.records:
-            source = {"keep": KEEPING, "timed": TIMED}.get(kind.partition(" ")[0], TOPIC), partition
+            source = TOPICS.get(kind.partition(" ")[0], TOPIC), partition
             ids.append((*source, self._ends[source]))
             self._ends[source] += 1
         self._published += ids
@@ -612,8 +677,10 @@ class Run:
             asked = targets[-1 - back % len(targets)]
             published_ms = self._clock_ms + (_LATE_MS if kind.endswith("late") else 0)
             record, marks = self._record(kind.partition(" repeats")[0], own, published_ms, delay_ms, asked, name)
-            if "repeats" in kind:
-                record = record._replace(plan=Plan(_EVERY_MS, back or None, kind.rpartition(" ")[2]))
+            record = record._replace(plan=step.plan(kind, back))
+            if record.due_ms is not None and record.name is not None:
+                mode = step.mode_of(own[0])
+                record = record._replace(keeps=mode == KEEP, takes_time=mode == KEEP_TIME)
             after = [("deliver-after", b"soon" if kind == "bad" else b"%d" % delay_ms)]
             if record.plan is not None:
                 after += _rule(record.plan)
@@ -638,11 +705,10 @@ class Run:
             return Record(own, asked=asked, delivers=True), [("delayline-deliver-now", text)]
         if kind.endswith("cancel-name"):
             return Record(own, name=of_topic), [("delayline-cancel-name", name.encode())]
-        if kind.startswith(("named", "keep", "timed")):
+        if kind.startswith(("named", *TOPICS)):
             asks = kind.endswith("asks")
             marks = [(NAME_HEADER, name.encode()), *([(ANSWER_HEADER, b"true")] if asks else [])]
-            record = Record(own, due_ms, name=of_topic, published_ms=published_ms, wants_answer=asks)
-            return record._replace(keeps=own[0] == KEEPING, takes_time=own[0] == TIMED), marks
+            return Record(own, due_ms, name=of_topic, published_ms=published_ms, wants_answer=asks), marks
         if kind in ("waiting", "always"):
             # What is no earlier message of its partition, the record itself cannot replace.
             is_bad = asked[:2] == own[:2] and asked[2] >= own[2]
@@ -711,6 +777,11 @@ class SparkTable(BucketTable):
             self.spark.createDataFrame(rows.to_pylist(), from_arrow_schema(STORED_SCHEMA)), writer_id, batch_id
         )
 
+    def join_names(self, due_before_ms: int) -> None:
+        """Join all Delta partitions with names but the oldest."""
+        if numbers := sorted(self.id_partitions(IdRows.NAMED))[1:]:
+            join_names(self, numbers, due_before_ms)
+
 
 @example(_EXAMPLE)
 @example(_KEEPING)
@@ -718,6 +789,8 @@ class SparkTable(BucketTable):
 @example(_DELIVERED_LATER)
 @example(_REPEATING)
 @example(_TIMED)
+@example(_KEEPING_ON)
+@example(_CHANGED)
 @given(_STEPS)
 @settings(max_examples=12)
 def test_each_message_comes_out_or_is_cancelled_and_all_answers_are_those_of_the_model(steps: list[Step]) -> None:
