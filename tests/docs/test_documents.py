@@ -17,6 +17,7 @@ from conf.setting_types import OptionTable
 from conf.settings import Settings
 from conf.topic_tables import PRESETS
 from sources.intake.presets import presets_named
+from state.names import KEEP_TIME
 from state.reasons import RESULTS, Reason
 from streaming.cli.app import app
 from tests.docs.documents import ROOT, Document, Quote, all_documents, all_quotes
@@ -188,7 +189,7 @@ def known_words() -> set[str]:
         | topics
         | presets
         | set(ALL_POINTS)
-        | {"submit-files", *RESULTS, *(reason.code for reason in Reason), *_OTHERS_WORDS}
+        | {"submit-files", KEEP_TIME, *RESULTS, *(reason.code for reason in Reason), *_OTHERS_WORDS}
     )
 
 

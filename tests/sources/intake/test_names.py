@@ -8,7 +8,7 @@ import pytest
 
 from sources.intake.accept import accept
 from state.cancel import ALWAYS, NOTHING, Ask, asks_of
-from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.batch_settings import DelayPolicy, SettingsHistory
 from state.names import KEEP, KEEP_TIME, named
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -48,6 +48,17 @@ def test_the_policy_says_on_each_topic_what_a_message_keeps() -> None:
     assert [(ask.id, ask.condition) for ask in asks] == [
         (("x", 0, 0), KEEP), ((TOPIC, 0, 1), ALWAYS), (("x", 0, 2), KEEP), (("y", 0, 3), KEEP_TIME),
     ]  # fmt: skip
+
+
+def test_a_replayed_batch_takes_names_by_the_mode_of_its_first_try() -> None:
+    keeping, timed = (
+        some_batch_settings(partitions=WITH_RESULTS, policy=DelayPolicy(names="header", name_mode=mode))
+        for mode in (KEEP, KEEP_TIME)
+    )
+    written = SettingsHistory(((0, keeping),)).amended(6, timed, keep_from=5).to_json()
+    history, table = SettingsHistory.from_json(written), records([{"headers": headers(NAME)}])
+    asks = [ask for batch in (5, 6) for ask in asks_of(accept(table, history.at(batch), CLOCK_MS).asks)]
+    assert [ask.condition for ask in asks] == [KEEP, KEEP_TIME]
 
 
 def test_who_wants_an_answer_says_so_in_a_header_that_is_not_delivered() -> None:

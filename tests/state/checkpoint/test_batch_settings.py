@@ -50,7 +50,7 @@ def test_a_history_is_read_as_it_was_written() -> None:
         odd,
         presets={"a": ("nats", "rabbitmq")},
         policy=DelayPolicy(most_ms=9),
-        policies={"a": DelayPolicy(1, 2, 3, clamps=True)},
+        policies={"a": DelayPolicy(1, 2, 3, clamps=True, names="key", name_mode="keep-time")},
     )
     history = SettingsHistory(((0, OLD), (7, odd), (9, by_topic)))
     assert SettingsHistory.from_json(history.to_json()) == history
