@@ -1,6 +1,9 @@
 """Kafka's ids of the input topics: a topic that was deleted and created again has another id, and other records.
 
 The ids of messages have only the topic's name. So a message of the new topic may have the id of an old one.
+
+A topic that was read, and is not an input any more, is left out: a mark stands before its ids. Nothing records up to
+which offset it was read, so it cannot come back.
 """
 
 from __future__ import annotations
@@ -8,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from state.checkpoint.origin import InputIds, Offsets
+
+_LEFT_OUT = ""
 
 
 def newest_ids(known: InputIds) -> dict[str, str]:
@@ -31,8 +36,23 @@ def with_present(known: InputIds, present: Mapping[str, str], unread: Collection
 
 
 def unread_topics(known: InputIds, *offsets: Offsets) -> set[str]:
-    """Return the topics of `known` that nothing was read of: each of their `offsets` is 0 or missing."""
-    return {topic for topic in known if not any(end for each in offsets for end in each.get(topic, {}).values())}
+    """Return the topics of `known` that nothing was read of: each of their `offsets` is 0 or missing.
+
+    Topics that are left out were read.
+    """
+    unread = (topic for topic in known if not any(end for each in offsets for end in each.get(topic, {}).values()))
+    return {*unread} - left_out(known)
+
+
+def left_out(known: InputIds) -> set[str]:
+    """Return the topics of `known` that are left out."""
+    return {topic for topic, ids in known.items() if _LEFT_OUT in ids}
+
+
+def with_left_out(known: InputIds, inputs: Collection[str], *offsets: Offsets) -> InputIds:
+    """Return `known` with all topics left out that are not `inputs` and were read, by `offsets`; no others are."""
+    left = known.keys() - unread_topics(known, *offsets) - {*inputs}
+    return {topic: [*[_LEFT_OUT][: topic in left], *_ids(own)] for topic, own in known.items()}
 
 
 def same_topic(first: InputIds, second: InputIds, topic: str) -> bool:
@@ -42,10 +62,14 @@ def same_topic(first: InputIds, second: InputIds, topic: str) -> bool:
 
 def shared_ids(known: InputIds) -> list[str]:
     """Return the topics of which two messages may have the same id: there were several topics of the name."""
-    return sorted(topic for topic, ids in known.items() if len(ids) > 1)
+    return sorted(topic for topic, ids in known.items() if len(_ids(ids)) > 1)
 
 
 def with_offsets(offsets: Offsets, topics: Collection[str], new: Offsets) -> Offsets:
     """Return `offsets` with the partitions of `topics` as in `new`."""
     kept = {topic: own for topic, own in offsets.items() if topic not in topics}
     return kept | {topic: own for topic, own in new.items() if topic in topics}
+
+
+def _ids(ids: list[str]) -> list[str]:
+    return [each for each in ids if each != _LEFT_OUT]

@@ -12,7 +12,8 @@ from state.checkpoint.stored_json import STORED, read_stored
 
 # The offset of the next record by topic and partition, as in Spark's offset log: {"orders": {"0": 17}}.
 Offsets = dict[str, dict[str, int]]
-# Kafka's ids of each input topic, in the order in which the job found topics of that name. It reads the last one.
+# Kafka's ids of each input topic, in the order in which the job found topics of that name. It reads the last one. A
+# former input topic has a mark before them (`state.checkpoint.input_ids`).
 InputIds = dict[str, list[str]]
 
 

@@ -25,7 +25,7 @@ from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
 from state.checkpoint.handed_over import restored_marker
-from state.checkpoint.input_ids import unread_topics, with_present
+from state.checkpoint.input_ids import unread_topics, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress
@@ -36,6 +36,7 @@ from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
     newest_sealed,
 )
+from streaming.checkpoint.recreated_inputs import refuse_returned
 from streaming.checkpoint.refusals import refuse_lost_plan, refuse_older_checkpoint
 from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
@@ -206,7 +207,8 @@ def _amended_history(
 
     A batch that is replayed keeps its own settings. An input topic that was read keeps its id, which may not be the
     `present` one any more (`streaming.checkpoint.recreated_inputs`). Raises CheckpointMismatch if the checkpoint has
-    another number of shards, or if messages may wait for what is the results topic now.
+    another number of shards, if an input topic was left out before, or if messages may wait for what is the results
+    topic now.
     """
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
@@ -217,9 +219,13 @@ def _amended_history(
     history = checkpoint.settings_history() if planned is not None else SettingsHistory(())
     keys = history.newest.shard_keys if history.entries else shard_keys(origin.shards)
     counts, most_bytes = offered_topics(settings), dead_letter_bytes(settings)
-    known = history.newest.input_ids if history.entries else origin.input_ids
-    read = set() if planned is None else {*checkpoint.read_offsets(), *checkpoint.planned(planned).offsets}
+    newest = checkpoint.first_offsets() if planned is None else checkpoint.planned(planned).offsets
+    known = history.newest.input_ids if history.entries else with_left_out(origin.input_ids, newest, origin.offsets)
+    refuse_returned(settings, known, newest)
+    committed = checkpoint.read_offsets()
+    read = set() if planned is None else {*committed, *newest}
     ids = with_present(known, {topic: own for topic, own in present.items() if topic not in read & known.keys()})
+    ids = with_left_out(ids, settings.topics.input, committed, newest)
     batch_settings = batch_settings_from(settings, counts, keys, origin, most_bytes, ids)
     first_new = 0 if planned is None else planned + 1
     history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))

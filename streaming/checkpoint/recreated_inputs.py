@@ -14,8 +14,8 @@ from conf.errors import CheckpointMismatch
 from conf.settings import Settings
 from sinks.topics.input_ends import input_bounds
 from sinks.topics.topic_ids import input_ids
-from state.checkpoint.input_ids import recreated, with_offsets, with_present
-from state.checkpoint.origin import InputIds, as_offsets
+from state.checkpoint.input_ids import left_out, recreated, with_offsets, with_present
+from state.checkpoint.origin import InputIds, Offsets, as_offsets
 from streaming.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,19 @@ def recreated_inputs(settings: Settings, known: InputIds, unread: Collection[str
     if refused and not settings.topics.skip_expired:
         raise recreated_error(refused)
     return topics
+
+
+def refuse_returned(settings: Settings, known: InputIds, offsets: Offsets) -> None:
+    """Raise CheckpointMismatch if batches have run without a topic that is an input again, by the `known` ids.
+
+    Not if the newest batch still has `offsets` of the topic.
+    """
+    if returned := sorted(left_out(known) & {*settings.topics.input} - offsets.keys()):
+        raise CheckpointMismatch(
+            f"topics.input names {', '.join(returned)} again, but batches have run without it, and nothing records "
+            "how far it was read. Its messages would be delivered twice. Leave it out of topics.input, and publish to "
+            "a topic with another name"
+        )
 
 
 def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: int) -> None:

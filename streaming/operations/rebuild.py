@@ -39,7 +39,7 @@ from state.buckets.reseal import LEFT_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.handed_over import newest_checkpoint
-from state.checkpoint.input_ids import shared_ids, with_present
+from state.checkpoint.input_ids import shared_ids, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.offset_bitmaps import bitmaps_of, in_bitmaps
 from state.name_holders import HOLDER_SCHEMA
@@ -53,7 +53,7 @@ from streaming.checkpoint.handover import (
     writer_of_input,
     writer_of_state,
 )
-from streaming.checkpoint.recreated_inputs import recreated_inputs
+from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.reread import recalled_messages, refuse_cut, reread_range, taken_records
 from streaming.operations.rest import Rest
@@ -141,6 +141,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             "again that are still in the input topics. Keep the old folder"
         )
     # Before the fences, behind which nothing else goes on.
+    refuse_returned(settings, known, handed_over.newest.ends or handed_over.origin.offsets)
     refuse_cut(input_bounds(settings), handed_over.ends, gone)
     # 2. Read the table.
     guard = guarded_log(store.spark, settings)
@@ -184,7 +185,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         # What waits below the cutoff is sealed again, without those that wait no more.
         cutoff_ms=max(handed_over.cutoff_ms, superseded.end_ms),
         offsets=ends,
-        input_ids=with_present(known, input_ids(settings)),
+        input_ids=with_left_out(with_present(known, input_ids(settings)), settings.topics.input, handed_over.ends),
         epoch=handed_over.origin.epoch,
     )
     # 4. Seal the rest.

@@ -77,11 +77,19 @@ def check_input_loss(
 
     Returns the topics that were created again since the checkpoint read them, by the `known` ids. Raises RecordsExpired
     if such records were deleted, and CheckpointMismatch if an input topic that is not `unread` was created again, or
-    ends before the offset up to which it was read. With `topics.skip_expired`, raises RecordsExpired only if a planned
-    batch cannot be replayed without its deleted records (`check_replay`). Raises BrokerUnreachable.
+    ends before the offset up to which it was read, or if a topic that was read is not an input any more. With
+    `topics.skip_expired`, raises RecordsExpired only if a planned batch cannot be replayed without its deleted records
+    (`check_replay`). Raises BrokerUnreachable.
     """
     gone = recreated_inputs(settings, known, unread)
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
+    former = sorted(topic for topic, own in read.items() if topic not in settings.topics.input and any(own.values()))
+    if former and not settings.topics.skip_expired:
+        raise CheckpointMismatch(
+            f"topics.input no longer names {', '.join(former)}, which the job has read. Put it back. To leave it out "
+            "for ever, start with topics.skip_expired=true: its unread records are ignored, and topics.input can never "
+            "name it again"
+        )
     if (sentences := truncated(bounds, read)) and not settings.topics.skip_expired:
         raise CheckpointMismatch(
             f"{'; '.join(sentences)}. The topic was deleted, or it lost its newest records. Messages that "

@@ -1,6 +1,16 @@
 from __future__ import annotations
 
-from state.checkpoint.input_ids import recreated, same_topic, shared_ids, unread_topics, with_offsets, with_present
+from state.checkpoint.input_ids import (
+    left_out,
+    newest_ids,
+    recreated,
+    same_topic,
+    shared_ids,
+    unread_topics,
+    with_left_out,
+    with_offsets,
+    with_present,
+)
 
 
 def test_a_topic_is_recreated_if_its_id_is_not_the_last_known_one() -> None:
@@ -41,3 +51,19 @@ def test_the_offsets_of_some_topics_are_replaced() -> None:
     assert with_offsets(offsets, ["a"], new) == {"a": {"0": 0}, "b": {"0": 7}}
     assert with_offsets(offsets, ["a"], {}) == {"b": {"0": 7}}
     assert with_offsets(offsets, [], new) == offsets
+
+
+def test_a_topic_that_was_read_and_is_no_input_any_more_is_left_out_until_it_is_one_again() -> None:
+    known = {"a": ["1"], "b": ["2", "3"], "c": ["4"]}
+    offsets = {"a": {"0": 5}, "b": {"0": 0, "1": 7}, "c": {"0": 0}}
+    later = with_left_out(known, ["a"], {"a": {"0": 1}}, offsets)
+    assert left_out(later) == {"b"}
+    # Nothing was read of c. It may come back, and so may another topic of its name.
+    assert unread_topics(later, {"a": {"0": 5}}) == {"c"}
+    assert with_left_out(later, ["a"], {"a": {"0": 5}}) == later
+    assert with_left_out(later, ["a", "b"], {"a": {"0": 5}}) == known
+    # Its ids are the same as before for all else.
+    assert newest_ids(later) == newest_ids(known)
+    assert shared_ids(later) == shared_ids(known) == ["b"]
+    assert shared_ids(with_left_out({"a": ["1"]}, [], offsets)) == []
+    assert with_present(later, {"a": "6"}) == later | {"a": ["1", "6"]}

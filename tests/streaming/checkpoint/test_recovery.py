@@ -77,6 +77,7 @@ def test_a_results_topic_that_waiting_messages_may_go_to_is_refused(
         origin=CheckpointOrigin("c", 1, before.bucket.shards),
         settings_history=lambda: SettingsHistory(((0, earlier),)),
         write_settings_history=written.append,
+        first_offsets=dict,
         read_offsets=dict,
         planned=lambda number: PlannedBatch(number, 0, 0, {}),
     )

@@ -1,9 +1,10 @@
-"""The offsets of a checkpoint whose input topic was deleted and created again. Crashes come between any two steps."""
+"""The offsets of a checkpoint whose input topic was deleted and created again, or left out. Crashes come anywhere."""
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,104 @@ def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(
         assert {marker.batch.origin == origin for marker in read_markers(settings) if marker} == {True}
         # It holds without the setting, once it is done.
         assert recover(spark, refusing, fresh=False, lease=lease).checkpoint.origin == origin
+
+
+Start = Callable[..., Recovered]
+
+
+@contextmanager
+def _starts(spark: SparkSession, settings: Settings) -> Iterator[Start]:
+    """Give a function that recovers with some of the input topics, without skip_expired."""
+
+    def start(*inputs: str) -> Recovered:
+        changed = {"input": inputs, "skip_expired": False}
+        own = settings.model_copy(update={"topics": settings.topics.model_copy(update=changed)})
+        state = recover(spark, own, fresh=False, lease=lease)
+        known = state.settings_history.newest.input_ids
+        check_input_loss(own, state.checkpoint, state.store, known, state.unread)
+        return state
+
+    with closing(HeldLease(settings, "run")) as lease:
+        yield start
+
+
+def test_an_input_topic_that_batches_have_run_without_is_refused(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    first, second = settings.topics.input
+    folder = tmp_path / "checkpoint"
+    _fill(settings, 9)
+    with _starts(spark, settings) as start:
+        start(first, second)
+        _log(folder, "offsets", 0, {first: {"0": 5}, second: {"0": 6}})
+        _log(folder, "commits", 0, {})
+        # Left out by mistake, it comes back, as long as no batch has run without it.
+        for _ in range(2):
+            with pytest.raises(CheckpointMismatch, match=f"topics.input no longer names {second}"):
+                start(first)
+        assert start(first, second).settings_history.newest.input_ids == {
+            topic: [own] for topic, own in input_ids(settings).items()
+        }
+        with pytest.raises(CheckpointMismatch, match="no longer names"):
+            start(first)
+        # That start had skip_expired. Its batch is cut off, and then committed.
+        _log(folder, "offsets", 1, {first: {"0": 8}})
+        for commits in range(2):
+            for _ in range(2):
+                with pytest.raises(CheckpointMismatch, match=f"topics.input names {second} again"):
+                    start(first, second)
+            if not commits:
+                _log(folder, "commits", 1, {})
+        start(first)
+        _log(folder, "offsets", 2, {first: {"0": 9}})
+        _log(folder, "commits", 2, {})
+        start(first)
+        with pytest.raises(CheckpointMismatch, match="publish to a topic with another name"):
+            start(first, second)
+
+
+def test_an_input_topic_of_which_nothing_was_read_may_come_back(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    first, second = settings.topics.input
+    folder = tmp_path / "checkpoint"
+    _fill(settings, 9)
+    with _starts(spark, settings) as start:
+        start(first, second)
+        _log(folder, "offsets", 0, {first: {"0": 5}, second: {"0": 0}})
+        _log(folder, "commits", 0, {})
+        start(first)
+        _log(folder, "offsets", 1, {first: {"0": 6}})
+        _log(folder, "commits", 1, {})
+        start(first, second)
+
+
+def test_a_checkpoint_that_follows_another_knows_which_topics_were_left_out(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    first, second = settings.topics.input
+    folder = tmp_path / "checkpoint"
+    known = {topic: [own] for topic, own in input_ids(settings).items()}
+    _fill(settings, 9)
+    # As `rescale` leaves it.
+    Checkpoint(spark, str(folder)).initialize(
+        CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known)
+    )
+    with _starts(spark, settings) as start:
+        with pytest.raises(CheckpointMismatch, match="no longer names"):
+            start(first)
+        start(first, second)
+        # Spark's Kafka source was begun without the topic, and no batch was planned.
+        (folder / "sources" / "0").mkdir(parents=True)
+        (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({first: {"0": 5}}))
+        with pytest.raises(CheckpointMismatch, match=f"topics.input names {second} again"):
+            start(first, second)
+        assert start(first).settings_history.newest.input_ids[second] == ["", *known[second]]
+
+
+def _fill(settings: Settings, count: int) -> None:
+    producer = Producer(librdkafka_options(settings.kafka))
+    for topic in settings.topics.input:
+        for _ in range(count):
+            producer.produce(topic, b"v", partition=0)
+    assert producer.flush(10) == 0

@@ -132,6 +132,55 @@ def test_every_record_of_an_input_topic_created_again_and_filled_beyond_the_old_
     ledger.close()
 
 
+def test_an_input_topic_that_was_left_out_does_not_come_back(application: Application, make_job: MakeJob) -> None:
+    first, second = f"{application.id}-a", f"{application.id}-b"
+    # Batches stage what they read: their markers say which topics that was, also without the checkpoint.
+    job, ledger = make_job(f"topics.input={first},{second}", "forward.processes=0")
+
+    def publish(topic: str, value: bytes, delay_ms: int) -> None:
+        headers: list[Header] = [("deliver-after", b"%d" % delay_ms)]
+        for number in range(10):
+            ledger.publish(topic, value, headers, partition=number % 2, output=application.output, delay_ms=delay_ms)
+        ledger.flush()
+
+    def values() -> Counter[bytes | None]:
+        return Counter(record.value for record in ledger.got)
+
+    def run_until(count: int, delivered: bytes) -> None:
+        """Run the job until its batches have accepted `count` records, and 10 with the value `delivered` came out."""
+
+        def wait() -> None:
+            assert_eventually(lambda: accepted(application.checkpoint) == count, 60)
+            ledger.wait_for(lambda: values()[delivered] == 10, 60)
+
+        job.run_until(wait)
+
+    publish(first, b"first", 100)
+    publish(second, b"second", 100)
+    publish(second, b"waiting", 25_000)
+    run_until(30, b"second")
+    both, without = f"topics.input={first},{second}", f"topics.input={first}"
+    job.overrides[job.overrides.index(both)] = without
+    assert f"error: checkpoint-mismatch: topics.input no longer names {second}," in job.failure()
+    job.overrides.append("topics.skip_expired=true")
+    publish(first, b"later", 100)
+    # Those of one topic: the offsets no longer have the other.
+    run_until(20, b"later")
+    job.overrides.pop()
+
+    job.overrides[job.overrides.index(without)] = both
+    refusal = f"error: checkpoint-mismatch: topics.input names {second} again"
+    assert refusal in job.failure()
+    assert refusal in job.command("rebuild", "--discard-checkpoint").stderr
+    job.overrides[job.overrides.index(both)] = without
+    job.run_until(lambda: ledger.wait_for_all(60))
+    rebuilt = job.command("rebuild", "--discard-checkpoint")
+    assert rebuilt.exit_code == 0, rebuilt.output
+    job.overrides[job.overrides.index(without)] = both
+    assert refusal in job.failure()
+    assert values() == {b"first": 10, b"second": 10, b"waiting": 10, b"later": 10}
+
+
 def _recreate(application: Application) -> None:
     """Delete the input topic, and create it with as many partitions."""
     admin = AdminClient({"bootstrap.servers": application.bootstrap})
