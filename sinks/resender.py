@@ -17,6 +17,8 @@ from conf.settings import Settings
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.release.record_check import batch_bytes
 from sinks.release.records import ANY_PARTITION
+from sinks.release.reports import is_of_record
+from sinks.topics.limits import TopicLimits
 
 _RETRY_S = 0.2
 
@@ -33,17 +35,21 @@ class Outgoing:
     headers: list[tuple[str, bytes | None]]
 
 
+class TransactionRefused(Exception):
+    """A broker refuses one of a transaction's records, and nothing of the transaction is visible."""
+
+
 class Resender:
     """A transactional producer. A new one of the same application fences the previous one.
 
-    `is_spent` says that the last commit may have been sent twice (`conf.kafka.repeated_commit`). Then call `renew`, and
-    read the positions again, before the next `send`.
+    `is_spent` says that the last commit may have been sent twice (`conf.kafka.repeated_commit`), or that the last
+    transaction was refused. Then call `renew`, and read the positions again, before the next `send`.
     """
 
-    def __init__(self, settings: Settings, limits: Mapping[str, int]) -> None:
+    def __init__(self, settings: Settings, limits: Mapping[str, TopicLimits]) -> None:
         """Connect, and fence the previous producer. Raises PublishFailed if the broker refuses.
 
-        `limits` has max.message.bytes of each input topic.
+        `limits` are those of each input topic.
         """
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._topic = settings.topics.dead_letter
@@ -55,7 +61,7 @@ class Resender:
             **NO_SIZE_LIMIT,
             **repeat_backoff(options),
             # Then only a record alone in its batch can be too large for its topic.
-            "batch.size": str(min([batch_bytes(options), *limits.values()])),
+            "batch.size": str(min([batch_bytes(options), *(each.max_bytes for each in limits.values())])),
             # The partitioner of Java's client; librdkafka's default differs.
             "partitioner": "murmur2_random",
             "transactional.id": transactional_id(settings.application_id, "resend"),
@@ -76,7 +82,7 @@ class Resender:
         """Send `records`, and commit `positions` of the dead-letter topic's partitions for `group`: all or nothing.
 
         A position is an offset and the text that Kafka stores with it. Returns the ids of the records, in their order.
-        Raises PublishFailed: then nothing is visible, or the broker did not answer the commit.
+        Raises TransactionRefused, and PublishFailed: then nothing is visible, or the broker did not answer the commit.
         """
         delivered: list[Message | None] = [None] * len(records)
         refused: list[KafkaError] = []
@@ -85,6 +91,7 @@ class Resender:
             self._producer.begin_transaction()
             for at, record in enumerate(records):
                 self._produce(record, _report(delivered, at, refused))
+            self._flush(refused)
             offsets = [TopicPartition(self._topic, number, *position) for number, position in positions.items()]
             self._retry(lambda: self._producer.send_offsets_to_transaction(offsets, group, self._timeout_s))
             committing = True
@@ -94,7 +101,12 @@ class Resender:
             error = problem.args[0]
             if committing and error.retriable():
                 raise self._unanswered(error) from problem
-            raise self._failed(refused[0] if refused else error, self._abort()) from problem
+            aborting, fault = self._abort(), next(filter(is_of_record, refused), None)
+            if fault is not None:
+                # The client may not be ready for the next transaction yet.
+                self.is_spent = True
+                raise TransactionRefused(fault.str()) from problem
+            raise self._failed(refused[0] if refused else error, aborting) from problem
         self.is_spent = not sent_once(begun_s, self._options)
         return [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in delivered if each is not None]
 
@@ -114,6 +126,17 @@ class Resender:
                 return
             except BufferError:
                 self._producer.poll(0.1)
+
+    def _flush(self, refused: list[KafkaError]) -> None:
+        """Wait until the broker has all records. A commit would wait for those behind a refused one, in vain.
+
+        Raises KafkaException with the first error of `refused`, which delivery reports fill.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        while self._producer.flush(_RETRY_S) and not refused and time.monotonic() < deadline_s:
+            pass
+        if refused:
+            raise KafkaException(refused[0])
 
     def _retry(self, step: Callable[[], Any]) -> None:
         """Run a step of a transaction, and repeat it after errors that the client calls retriable."""

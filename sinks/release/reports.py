@@ -44,6 +44,11 @@ _OF_PRODUCER = {
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
 
 
+def is_of_record(error: KafkaError) -> bool:
+    """Return whether a broker refuses a batch of records for one of them: another one may be accepted."""
+    return error.code() in _TOO_LARGE | _INVALID
+
+
 class Refused(Exception):
     """`topic` refused a record that was expected to be accepted, and nothing of the transaction will be visible."""
 

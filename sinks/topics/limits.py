@@ -122,9 +122,9 @@ def dead_letter_bytes(settings: Settings) -> int:
     return _known_limits(settings, [topic])[topic].max_bytes - _DEAD_LETTER_BYTES
 
 
-def input_limits(settings: Settings) -> dict[str, int]:
-    """Return max.message.bytes of each input topic, NO_LIMIT where it is unknown. Raises BrokerUnreachable."""
-    return {topic: limits.max_bytes for topic, limits in _known_limits(settings, settings.topics.input).items()}
+def input_limits(settings: Settings) -> dict[str, TopicLimits]:
+    """Return what each input topic accepts, as far as it is known. Raises BrokerUnreachable."""
+    return _known_limits(settings, settings.topics.input)
 
 
 def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, TopicLimits]:

@@ -11,14 +11,12 @@ from typing import NamedTuple
 from conf.durations import format_duration
 from conf.errors import PublishFailed, UsageError
 from conf.kafka.options import librdkafka_options
-from conf.rejected import MessageTooLarge
 from conf.settings import Settings
 from sinks.release.expiry import Expiry
 from sinks.release.record_check import compresses
-from sinks.release.records import Record, record_bytes
-from sinks.resender import Outgoing, Resender
+from sinks.resender import Outgoing, Resender, TransactionRefused
 from sinks.topics.input_ends import input_retentions
-from sinks.topics.limits import input_limits
+from sinks.topics.limits import TopicLimits, input_limits
 from sinks.topics.partitions import partition_counts
 from sinks.topics.topics import check_topics
 from sources.dead_letters.letter import Choice, DeadLetter, HeaderChanges, read_letter
@@ -27,7 +25,7 @@ from sources.dead_letters.reader import DeadLetterReader
 from sources.subscriber import Received
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
-from streaming.operations.resend_check import refusals
+from streaming.operations.resend_check import refusals, topic_refusal
 
 # The most that is held in memory at a time, and sent in one transaction.
 MAX_CHUNK_LETTERS = 1_000
@@ -121,7 +119,7 @@ class _Run:
     resender: Resender | None
     positions: dict[int, ResendPosition]
     retentions: dict[str, int]
-    limits: dict[str, int]
+    limits: dict[str, TopicLimits]
     # For each partition: the offset up to which this run has read it, and the offsets that stay dead letters.
     read_to: dict[int, int] = field(default_factory=dict)
     left: dict[int, set[int]] = field(default_factory=dict)
@@ -151,26 +149,52 @@ class _Run:
         ]
         sent = [index for index, refusal in enumerate(refusals) if refusal is None]
         # 3. Send, and record in the same transaction what is done.
-        done = [chosen[index] for index in sent]
-        left = [letter for letter, refusal in zip(chosen, refusals, strict=True) if refusal is not None]
-        (done if self.request.skips_rest else left).extend(skipped)
-        ids = self._commit([outgoing[index] for index in sent], done, left)
-        # A dry run has no ids.
-        new_ids = dict(zip(sent, ids, strict=False))
-        return [Outcome(letter, new_ids.get(index), refusals[index]) for index, letter in enumerate(chosen)]
+        self._leave(letter for letter, refusal in zip(chosen, refusals, strict=True) if refusal is not None)
+        if not self.request.skips_rest:
+            self._leave(skipped)
+        more = self._send([(chosen[index], outgoing[index]) for index in sent], skipped * self.request.skips_rest)
+        outcomes = [Outcome(letter, None, refusal) for letter, refusal in zip(chosen, refusals, strict=True)]
+        for index, outcome in zip(sent, more, strict=True):
+            outcomes[index] = outcome
+        return outcomes
 
-    def _commit(self, records: list[Outgoing], done: list[DeadLetter], left: list[DeadLetter]) -> list[str]:
-        """Send `records` and move the positions past `done` in one transaction; return the new ids."""
-        for letter in left:
+    def _send(self, pairs: list[tuple[DeadLetter, Outgoing]], skipped: list[DeadLetter]) -> list[Outcome]:
+        """Send the record of each letter; return what became of it. Letters that are `skipped` count as resent.
+
+        A broker names no record for which it refuses a transaction. So its halves are sent alone, until one is left.
+        """
+        letters = [letter for letter, _ in pairs]
+        try:
+            ids = self._commit([record for _, record in pairs], [*letters, *skipped])
+        except TransactionRefused as problem:
+            self._leave(letters)
+            if len(pairs) > 1:
+                half = len(pairs) // 2
+                return self._send(pairs[:half], skipped) + self._send(pairs[half:], [])
+            self._commit([], skipped)
+            return [Outcome(letters[0], None, f"{letters[0].topic} refuses the record: {problem}")]
+        # A dry run has no ids.
+        return [Outcome(letter, ids[at] if ids else None, None) for at, letter in enumerate(letters)]
+
+    def _leave(self, letters: Iterable[DeadLetter]) -> None:
+        """Let `letters` stay dead letters, until they are done."""
+        for letter in letters:
             if not self.positions[letter.partition].is_done(letter.offset):
                 self.left.setdefault(letter.partition, set()).add(letter.offset)
+
+    def _commit(self, records: list[Outgoing], done: list[DeadLetter]) -> list[str]:
+        """Send `records` and move the positions past `done` in one transaction; return the new ids.
+
+        Raises TransactionRefused, with nothing done.
+        """
         if self.resender is None or not done:
             return []
         by_partition: dict[int, set[int]] = {}
         for letter in done:
             by_partition.setdefault(letter.partition, set()).add(letter.offset)
+        left = {number: self.left.get(number, set()) - offsets for number, offsets in by_partition.items()}
         advanced = {
-            number: self.positions[number].advanced(offsets, self.left.get(number, set()), self.read_to[number])
+            number: self.positions[number].advanced(offsets, left[number], self.read_to[number])
             for number, offsets in by_partition.items()
         }
         if self.resender.is_spent:
@@ -183,6 +207,7 @@ class _Run:
         stored = {number: (position.offset, position.to_text()) for number, position in advanced.items()}
         ids = self.resender.send(records, stored, self.reader.group())
         self.positions |= advanced
+        self.left |= left
         return ids
 
     def _outgoing(self, letter: DeadLetter) -> Outgoing:
@@ -203,19 +228,13 @@ class _Run:
 
         Its topic would not take it; or, if `checked`, the job would refuse it again or might never read it.
         """
-        too_large = [self._too_large(record) for record in records]
+        may_shrink = compresses(librdkafka_options(self.settings.kafka))
+        by_topic = [topic_refusal(each, self.limits[each.topic], may_shrink, _now_ms()) for each in records]
         if not self.request.checked or not records:
-            return too_large
+            return by_topic
         errors = refusals(records, self.batch_settings, Expiry.of(self.settings), _now_ms())
-        reasons = zip(too_large, errors, map(self._too_old, records), strict=True)
-        return [large or error or old for large, error, old in reasons]
-
-    def _too_large(self, record: Outgoing) -> str | None:
-        nbytes = record_bytes(Record(0, record.topic, 0, record.key, record.value, record.headers))
-        if nbytes <= self.limits[record.topic] or compresses(librdkafka_options(self.settings.kafka)):
-            return None
-        limit = f"max.message.bytes of {record.topic} is {self.limits[record.topic]}"
-        return str(MessageTooLarge(f"the record takes {nbytes} bytes, and {limit}"))
+        reasons = zip(by_topic, errors, map(self._too_old, records), strict=True)
+        return [first or error or old for first, error, old in reasons]
 
     def _too_old(self, record: Outgoing) -> str | None:
         kept_ms = self.retentions.get(record.topic)

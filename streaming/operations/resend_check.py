@@ -1,4 +1,4 @@
-"""Why the job would make dead letters again of records that are resent: pure, by what the job itself decides with."""
+"""Why records that are resent would be refused, by their topics or again by the job, which decides with the same."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from conf.durations import format_duration
+from conf.rejected import MessageTooLarge, RecordRefused
 from sinks.release.expiry import Expiry
+from sinks.release.records import Record, record_bytes
 from sinks.release.records import records as released
 from sinks.resender import Outgoing
+from sinks.topics.limits import TopicLimits
 from sources.intake.accept import accept
 from state.checkpoint.batch_settings import BatchSettings
 from state.message import HEADERS
@@ -34,6 +38,30 @@ def refusals(
         if (expired := expiry.objection(record, clock_ms)) is not None:
             errors[row] = str(expired)
     return errors
+
+
+def topic_refusal(record: Outgoing, limits: TopicLimits, compresses: bool, now_ms: int) -> str | None:
+    """Return why a topic with `limits` would not take `record` at `now_ms` (epoch ms), or None if no reason is known.
+
+    A client that `compresses` may bring the record below the limit.
+    """
+    topic, age_ms = record.topic, now_ms - record.timestamp_ms
+    nbytes = record_bytes(Record(0, topic, 0, record.key, record.value, record.headers))
+    if nbytes > limits.max_bytes and not compresses:
+        limit = f"max.message.bytes of {topic} is {limits.max_bytes}"
+        return str(MessageTooLarge(f"the record takes {nbytes} bytes, and {limit}"))
+    if limits.needs_key and record.key is None:
+        return str(RecordRefused(f"the record has no key, and cleanup.policy of {topic} is compact"))
+    for side, distance_ms, most_ms in (
+        ("before", age_ms, limits.max_age_ms),
+        ("after", -age_ms, limits.max_ahead_ms),
+    ):
+        if distance_ms > most_ms:
+            where = f"{format_duration(distance_ms)} {side} the present time"
+            limit = f"message.timestamp.{side}.max.ms of {topic} is {most_ms}"
+            remedy = "With --stamp now, the delay counts from now"
+            return str(RecordRefused(f"its timestamp is {where}, and {limit}. {remedy}"))
+    return None
 
 
 def _table(records: Sequence[Outgoing]) -> pa.Table:

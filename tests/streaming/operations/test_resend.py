@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from conf.errors import PublishFailed
 from conf.settings import Settings
 from sinks.resender import Outgoing, Resender
+from sinks.topics.limits import TopicLimits
 from sinks.topics.topics import ensure_topics
 from sources.dead_letters.reader import DeadLetterReader
 from sources.subscriber import Received, Subscriber
@@ -317,20 +318,59 @@ def test_a_letter_too_large_for_its_topic_stays_a_dead_letter_and_many_small_one
     assert large in desk.resend("--dry-run").stdout
 
 
-def test_a_record_that_the_broker_refuses_aborts_its_whole_transaction(
-    desk_of: Callable[..., Desk], make_topic: MakeTopic
+@pytest.mark.parametrize("skips", [True, False])
+def test_letters_that_only_the_broker_refuses_are_named_and_the_others_are_resent_once(
+    desk_of: Callable[..., Desk], make_topic: MakeTopic, skips: bool
 ) -> None:
-    # Compressed it might be small enough: only the broker knows.
+    # Compressed they might be small enough: only the broker knows.
     topic = make_topic(3, **{"max.message.bytes": "1000"})
     desk = desk_of(f"topics.input={topic}")
-    small, _ = desk.add({}, {"value": random.randbytes(2_000)})
-    failed = desk.resend("--set", "kafka.compression.type=gzip")
-    assert (failed.exit_code, failed.stdout) == (1, "")
-    assert "error: publish-failed: nothing of this transaction was resent" in failed.stderr
-    assert "too large" in failed.stderr
-    assert desk.resent("--id", small) == [small]
-    (record,) = desk.inputs(1)
-    assert record.header("delayline-first-id") == small.encode()
+    rows = [{"value": random.randbytes(2_000) if n in (3, 4, 9) else b"v", "partition": n % 2} for n in range(12)]
+    ids = desk.add(*rows, {"code": "two-delays"})
+    large = {ids[3], ids[4], ids[9]}
+    options = ("--code", "bad-deliver-after", "--set", "kafka.compression.type=gzip", "--format", "json")
+    resent = desk.resend(*options, *["--skip-rest"][:skips])
+    assert (resent.exit_code, resent.stderr) == (1, "9 resent, 3 refused\n")
+    outcomes = {line["id"]: line["refusal"] for line in map(json.loads, resent.stdout.splitlines())}
+    assert {each for each, refusal in outcomes.items() if refusal is not None} == large
+    assert all(f"{desk.input} refuses the record: " in outcomes[each] for each in large)
+    # The others are done, and these are not.
+    again = desk.resend(*options)
+    assert again.stderr == "0 resent, 3 refused\n"
+    assert {record.header("delayline-first-id") for record in desk.inputs(9)} == {
+        each.encode() for each in ids[:12] if each not in large
+    }
+    assert desk.resent("--code", "two-delays") == ([] if skips else [ids[12]])
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_letter_without_a_key_or_with_a_timestamp_that_its_topic_refuses_stays_a_dead_letter(
+    desk_of: Callable[..., Desk], make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, hidden: bool
+) -> None:
+    limits = {"cleanup.policy": "compact", "message.timestamp.before.max.ms": "7200000"}
+    limits["message.timestamp.after.max.ms"] = "3600000"
+    desk = desk_of(f"topics.input={make_topic(3, **limits)}")
+    if hidden:
+        monkeypatch.setattr("streaming.operations.resend.input_limits", lambda _: {desk.input: TopicLimits()})
+    hour_ms = 3_600_000
+    ids = desk.add(
+        {"key": b"k"},
+        {"key": None},
+        {"key": b"k", "published_ms": HOUR_AGO_MS - 2 * hour_ms},
+        {"key": b"k", "published_ms": HOUR_AGO_MS + 4 * hour_ms},
+        {"key": b"k"},
+    )
+    resent = desk.resend("--format", "json")
+    assert (resent.exit_code, resent.stderr) == (1, "2 resent, 3 refused\n")
+    refusals = {line["id"]: line["refusal"] for line in map(json.loads, resent.stdout.splitlines())}
+    assert [each for each in ids if refusals[each] is None] == [ids[0], ids[4]]
+    if not hidden:
+        assert "record-refused: the record has no key, and cleanup.policy of" in refusals[ids[1]]
+        assert "before the present time, and message.timestamp.before.max.ms of" in refusals[ids[2]]
+        assert "after the present time, and message.timestamp.after.max.ms of" in refusals[ids[3]]
+    # The key is still missing.
+    assert desk.resend("--stamp", "now").stderr == "2 resent, 1 refused\n"
+    assert len(desk.inputs(4)) == 4
 
 
 def test_a_limit_of_the_client_stops_no_letter_that_its_input_topic_takes(desk: Desk) -> None:
