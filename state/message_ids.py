@@ -39,6 +39,13 @@ def table_of(ids: Ids) -> pa.Table:
     return pa.table(columns, schema=ID_SCHEMA)
 
 
+def table_from(rows: Iterable[tuple[object, ...]], schema: pa.Schema) -> pa.Table:
+    """Return `rows` as a table of `schema`."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
+
+
 def ids_of(several: Iterable[tuple[str, int, int]]) -> Ids:
     """Return ids that are given one by one."""
     offsets: dict[tuple[str, int], set[int]] = {}

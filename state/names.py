@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from state.buckets.id_rows import id_rows
+from state.buckets.id_rows import Columns, id_rows
 from state.buckets.parts import IdRows
 from state.message_ids import ID, ID_SCHEMA
 
@@ -44,16 +44,21 @@ NAMED_SCHEMA = pa.schema(
 MOST_NAME_BYTES = 1024
 
 # Of 10^12 names, two have the same hash with a probability below 10^-14.
-_HASH_BYTES = 16
+HASH_BYTES = 16
 
 
 def named(topic: str, name: bytes) -> bytes:
     """Return what stands for `name` on the input topic `topic`: a hash, so that a name may be as long as a key."""
     # No topic's name has a zero byte.
-    return blake2b(topic.encode() + b"\0" + name, digest_size=_HASH_BYTES).digest()
+    return blake2b(topic.encode() + b"\0" + name, digest_size=HASH_BYTES).digest()
 
 
 def name_rows(names: pa.Table, bucket: int) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` for the `names` (`NAMED_SCHEMA`) given in the batch that seals `bucket`."""
+    return id_rows(IdRows.NAMED, bucket, name_columns(names))
+
+
+def name_columns(names: pa.Table) -> Columns:
+    """Return the columns of these rows, for `id_rows`."""
     columns = {name: names.column(name) for name in ("name", *ID, "deliver_at_ms", "keeps")}
-    return id_rows(IdRows.NAMED, bucket, {**columns, "max_deliver_at_ms": names.column("until_ms")})
+    return {**columns, "max_deliver_at_ms": names.column("until_ms")}

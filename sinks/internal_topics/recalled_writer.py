@@ -49,14 +49,14 @@ class RecalledWriter:
         self._write([LogRecord(self._topic, KNOWN_FROM_PARTITION, known_from_record(known_from), KNOWN_FROM_KEY)])
         self.known_from = known_from
 
-    def delete(self, epoch: int, recalls: Iterable[tuple[int, MessageId]]) -> None:
-        """Delete records of an epoch, by their partition and the id of the message.
+    def delete(self, recalls: Iterable[tuple[int, int, MessageId]]) -> None:
+        """Delete records, by their partition, their epoch and the id of the message.
 
         Raises what `LogProducer.write` does.
         """
         self._write(
             LogRecord(self._topic, partition, None, recall_key(epoch, id_text(identity)))
-            for partition, identity in recalls
+            for partition, epoch, identity in recalls
         )
 
     def close(self) -> None:

@@ -24,10 +24,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.buckets.id_rows import id_rows
+from state.buckets.id_rows import Columns, id_rows
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId, Successor
-from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, parse_id, places_in, rows_among
+from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, places_in, rows_among
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -92,15 +92,19 @@ def cancelled_rows(
     `replaced` has the replacement of each message that one has cancelled and the new due time of each that is moved
     (epoch ms).
     """
-    columns = {name: cancelled.column(name) for name in ID} | {
+    return id_rows(IdRows.CANCELLED, bucket, cancelled_columns(cancelled, replaced))
+
+
+def cancelled_columns(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]) -> Columns:
+    """Return the columns of these rows, for `id_rows`."""
+    return {name: cancelled.column(name) for name in ID} | {
         "deliver_at_ms": cancelled.column("from_ms"),
         "max_deliver_at_ms": cancelled.column("until_ms"),
-        "name": successor_texts(cancelled, replaced),
+        "name": _successor_texts(cancelled, replaced),
     }
-    return id_rows(IdRows.CANCELLED, bucket, columns)
 
 
-def successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]) -> pa.Array:
+def _successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]) -> pa.Array:
     """Return what `replaced` has of each of `cancelled`, as text in binary; null for a message that it lacks."""
     if not replaced:
         return pa.nulls(cancelled.num_rows, pa.binary())
@@ -109,11 +113,6 @@ def successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]
     known = pa.table(list(zip(*ids, strict=True)), schema=ID_SCHEMA)
     places = places_in(known, cancelled)
     return pa.array(texts, pa.binary()).take(pa.array(places, mask=places < 0))
-
-
-def successor_of(text: bytes) -> Successor:
-    """Return what `successor_texts` gave as text."""
-    return int(text) if text.isdigit() else parse_id(text.decode())
 
 
 def are_moved(ids: pa.Table) -> npt.NDArray[np.bool_]:

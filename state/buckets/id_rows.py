@@ -36,13 +36,20 @@ ID_ROW_SCHEMA = pa.schema(
 )
 # The columns of the table's rows that have ids: the order key of the first, and the chunk.
 STORED_IDS = (*ORDER, "chunk")
+Columns = Mapping[str, pa.Array | pa.ChunkedArray]
 
 
-def id_rows(kind: IdRows, bucket: int, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+def id_rows(kind: IdRows, bucket: int, columns: Columns) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` with the ids of a `kind` that the batch that seals `bucket` stores.
 
     `columns` are those of `ID_ROW_SCHEMA` but for the bucket; those of names may be missing.
     """
+    rows = packed_ids(kind, bucket)(in_order(id_table(bucket, columns)).combine_chunks().to_batches())
+    return pa.Table.from_batches(rows, STORED_SCHEMA)
+
+
+def id_table(bucket: int, columns: Columns) -> pa.Table:
+    """Return the same ids as a table of `ID_ROW_SCHEMA`."""
     count = len(columns["offset"])
     every = {
         "name": pa.nulls(count, pa.binary()),
@@ -50,9 +57,7 @@ def id_rows(kind: IdRows, bucket: int, columns: Mapping[str, pa.Array | pa.Chunk
         **columns,
         "bucket": pa.array([bucket] * count, pa.int64()),
     }
-    ids = pa.table([every[name] for name in ID_ROW_SCHEMA.names], names=ID_ROW_SCHEMA.names).cast(ID_ROW_SCHEMA)
-    rows = packed_ids(kind, bucket)(in_order(ids).combine_chunks().to_batches())
-    return pa.Table.from_batches(rows, STORED_SCHEMA)
+    return pa.table([every[name] for name in ID_ROW_SCHEMA.names], names=ID_ROW_SCHEMA.names).cast(ID_ROW_SCHEMA)
 
 
 def packed_ids(kind: IdRows, bucket: int) -> ArrowFunction:

@@ -179,7 +179,7 @@ class RequestDesk:
         use_pool(self._store.spark, MAINTENANCE)
         try:
             self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.origin)
-            self._sealed_ids.keep()
+            self._sealed_ids.look_ahead(is_expected=True)
         # Whatever it is, a batch that needs the ids reads them again, and fails by it.
         except Exception:
             log.warning("the ids of cancelled and sealed messages could not be read ahead", exc_info=True)
@@ -239,10 +239,10 @@ class RequestDesk:
         asks, refused = asks.filter(pa.array(~in_time)), asks.filter(pa.array(in_time))
         recalled = self._recalled_among(outcomes.open_ids(), span)
         # A lost batch may have taken out what a replacement names that is read again.
-        conditional = ids_in(asks.filter(pc.equal(asks.column("condition"), WAITING)))
+        conditional = asks.filter(pc.equal(asks.column("condition"), WAITING))
         facts = Facts(
             outcomes, named.dropped, named.superseded, named.retimed, named.names, due_now, recalled,
-            self._recalled.known_from, self._stored_ids.replaced_among(conditional),
+            self._recalled.known_from, self._stored_ids.replaced_by(conditional),
             due_at_once_ms(clock_ms, span.cutoff_ms),
         )  # fmt: skip
         # What is decided.

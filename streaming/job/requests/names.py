@@ -36,10 +36,9 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.retimed import RETIMED_SCHEMA
 from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of
+from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of, table_from
 from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA
 from state.order import request_due_ms
-from streaming.job.requests.local_database import table_from
 from streaming.job.requests.stored_ids import StoredIds
 
 

@@ -1,17 +1,18 @@
 """The messages that release processes have recalled: the job follows the recalled topic, and forgets what is old.
 
 The topic is read from its beginning by each process, beside its first batches. What it has is on the driver's local
-disk from then on (`streaming.job.requests.id_runs`).
+disk from then on (`streaming.job.requests.runs`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from itertools import islice
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaException, Message
 
@@ -27,12 +28,11 @@ from sinks.topics.input_ends import input_bounds, input_offsets_at
 from sinks.topics.topic_ids import PresentTopic, TopicIds
 from state.cancel import MessageId
 from state.checkpoint.origin import as_offsets, by_partition
-from state.message_ids import ID_SCHEMA, Ids
+from state.kinds import Mask
+from state.message_ids import ID_SCHEMA, Ids, table_from
 from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall
-from streaming.job.requests.id_file import Source
-from streaming.job.requests.id_runs import IdRuns, Numbers
-from streaming.job.requests.local_database import table_from
 from streaming.job.requests.recalled_log import RecalledLog
+from streaming.job.requests.runs import Numbers, Runs, Source, chosen, divided
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +43,28 @@ _DELETED_AT_ONCE = 10_000
 # How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
 # process hangs or is dead; then its successor, or the broker, ends them.
 _OPEN_S = 0.2
-# What runs have of each id: also an instant before which it was due (epoch ms), and the partition of its record.
-_RUN_SCHEMA = ID_SCHEMA.append(pa.field("max_deliver_at_ms", pa.int64())).append(pa.field("bucket", pa.int64()))
+# What is known of each record: the id, and `_Recalled`.
+_RECALLED_SCHEMA = pa.schema(
+    [*ID_SCHEMA, ("epoch", pa.int64()), ("counts", pa.bool_()), ("due_before_ms", pa.int64()), ("number", pa.int64())]
+)
 
 Bounds = Mapping[tuple[str, int], int]
 # By partition and key: the id, and what is recorded of it.
 _Found = dict[tuple[int, bytes | None], tuple[MessageId, Recall]]
+
+
+class _Recalled(NamedTuple):
+    """Recalled messages by offset and epoch: whether the record counts, what it says, and its partition.
+
+    Records of an earlier epoch do not count, whose messages were accepted again since, nor those of an input topic that
+    was created again.
+    """
+
+    offsets: Numbers
+    epochs: Numbers
+    counts: Mask
+    dues: Numbers
+    numbers: Numbers
 
 
 class RecalledMessages:
@@ -68,9 +84,7 @@ class RecalledMessages:
         # Kafka's id of the topic, and how far each partition is read; None and empty before the first time.
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
-        self._runs = IdRuns()
-        # Records that count for nothing, by epoch: of an earlier one, or of an input topic that was created again.
-        self._void: dict[int, IdRuns] = {}
+        self._runs = Runs(_Recalled, [np.int64, np.int64, np.bool_, np.int64, np.int64], keys=2)
         # Until all is read for the first time: where `known_from` moves then, and these input topics.
         self._opening: Bounds | None = None
         self._created_again: set[str] = set()
@@ -110,12 +124,13 @@ class RecalledMessages:
 
     def among(self, ids: Ids) -> Ids:
         """Return those of `ids` that were recalled, as far as it is read."""
-        return {source: offsets for source, (offsets, _) in self._runs.buckets_of(ids).items()}
+        found = self._runs.find(ids).items()
+        return {source: rows.offsets[rows.counts] for source, rows in found if rows.counts.any()}
 
     def every(self) -> Iterable[tuple[tuple[str, int], list[int]]]:
         """Yield the offsets of all messages that were recalled, as far as it is read, some at a time, by source."""
-        for source, offsets, _ in self._runs.every():
-            yield source, offsets.tolist()
+        for source, rows in self._runs.pieces():
+            yield source, rows.offsets[rows.counts].tolist()
 
     def forget(self, cutoff_ms: int, due_before_ms: int) -> None:
         """Read the topic up to now, move `known_from` on, and forget what was due before `due_before_ms` below it.
@@ -127,15 +142,17 @@ class RecalledMessages:
         try:
             present = self._read_on(cutoff_ms, wait_s=0)
             bounds = _highest(self._known_from, self._old_below(cutoff_ms))
-            old = [piece for piece in self._runs.old(due_before_ms, bounds) if len(piece[1])]
-            if bounds == self._known_from and not old and not self._void:
+
+            def is_old(source: Source, rows: _Recalled) -> Mask:
+                return ~rows.counts | ((rows.dues < due_before_ms) & (rows.offsets < bounds.get(source, 0)))
+
+            has_old = any(is_old(*piece).any() for piece in self._runs.pieces())
+            if bounds == self._known_from and not has_old:
                 return
             with closing(RecalledWriter(self._settings)) as writer:
                 # First: a message without its record must be old.
                 self._move(writer, bounds, present)
-                self._delete(writer, self._epoch, old)
-                self._delete_void(writer)
-            self._runs.forget(due_before_ms, bounds)
+                self._delete(writer, is_old)
         except ProducerFenced:
             log.warning("another process of this application has begun to delete old recalled ids")
         except (KafkaException, BrokerUnreachable) as problem:
@@ -173,22 +190,20 @@ class RecalledMessages:
             writer.move(known_from)
         self._known_from = bounds
 
-    def _delete(self, writer: RecalledWriter, epoch: int, recalls: Iterable[tuple[Source, Numbers, Numbers]]) -> None:
-        """Delete records of an epoch: by source, the offsets of the messages, and the partition of each record."""
-        ids = (
-            (partition, (*source, offset))
-            for source, offsets, partitions in recalls
-            for offset, partition in zip(offsets.tolist(), partitions.tolist(), strict=True)
+    def _delete(self, writer: RecalledWriter, is_old: Callable[[Source, _Recalled], Mask]) -> None:
+        """Delete the records that are old, and forget them."""
+        rest = (
+            (number, epoch, (*source, offset))
+            for source, rows in self._runs.pieces()
+            for offset, epoch, _, _, number in zip(
+                *(column.tolist() for column in chosen(rows, is_old(source, rows))), strict=True
+            )
+            # Not of a topic before this one, which may have had more partitions.
+            if number in self._next
         )
-        # Not of a topic before this one, which may have had more partitions.
-        rest = (each for each in ids if each[0] in self._next)
-        while piece := list(islice(rest, _DELETED_AT_ONCE)):
-            writer.delete(epoch, piece)
-
-    def _delete_void(self, writer: RecalledWriter) -> None:
-        for epoch in list(self._void):
-            self._delete(writer, epoch, self._void[epoch].every())
-            del self._void[epoch]
+        while several := list(islice(rest, _DELETED_AT_ONCE)):
+            writer.delete(several)
+        self._runs.forget(is_old)
 
     def _begin(self, cutoff_ms: int, present: Mapping[str, PresentTopic]) -> None:
         """Begin with the first records. If something was read before, what the topic has said since may be lost."""
@@ -203,7 +218,7 @@ class RecalledMessages:
                 self._topic,
             )
         ids = {} if stored is None else stored.input_ids
-        self._opening, self._void = bounds, {}
+        self._opening = bounds
         self._created_again = {topic for topic, own in ids.items() if topic in present and present[topic].id != own}
         self._topic_id = present[self._topic].id
         self._next = dict.fromkeys(range(partition_of_shard(0), present[self._topic].partitions), 0)
@@ -213,7 +228,7 @@ class RecalledMessages:
         with closing(RecalledWriter(self._settings)) as writer:
             if self._created_again:
                 # First: once the present ids of the input topics are stored, nobody knows that these are old.
-                self._delete_void(writer)
+                self._delete(writer, lambda _, rows: ~rows.counts)
             self._move(writer, bounds, present)
         self._opening, self._created_again = None, set()
 
@@ -261,15 +276,13 @@ class RecalledMessages:
             found[number, key] = identity, recall
 
     def _add(self, found: _Found) -> None:
-        by_epoch: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
+        rows = []
         for (number, _), (identity, recall) in found.items():
-            # What was recalled before a fresh start was accepted again since.
-            is_void = recall.epoch < self._epoch or identity[0] in self._created_again
-            by_epoch[recall.epoch if is_void else None].append((*identity, recall.due_before_ms, number))
+            counts = recall.epoch == self._epoch and identity[0] not in self._created_again
+            rows.append((*identity, recall.epoch, counts, recall.due_before_ms, number))
         found.clear()
-        for epoch, rows in by_epoch.items():
-            runs = self._runs if epoch is None else self._void.setdefault(epoch, IdRuns())
-            runs.add(table_from(rows, _RUN_SCHEMA))
+        table = table_from(rows, _RECALLED_SCHEMA)
+        self._runs.add(divided(table, [column.to_numpy() for column in table.columns[2:]]))
 
     def _present(self) -> dict[str, PresentTopic]:
         """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""

@@ -10,6 +10,7 @@ A Delta partition with metadata is written once and removed whole, so the copy o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from threading import Lock
 
 import numpy as np
@@ -19,46 +20,34 @@ import pyarrow.compute as pc
 from sinks.buckets.bucket_table import BucketTable
 from state.index.locate import LOCATED_SCHEMA, offsets_of
 from state.message_ids import Ids, by_source
-from streaming.job.requests.id_file import IdFile
+from streaming.job.requests.runs import Columns, Run, Source, chosen, ranges
 
 _CLOSE_S = 5.0
 
 
 class _Piece:
-    """Some index entries of one Delta partition: their ids in a file, with the number of the entry of each."""
+    """Some index entries of one Delta partition: their ids as a run, with the number of the entry of each."""
 
     def __init__(self, entries: pa.Table) -> None:
         """Take a table of `ENTRY_SCHEMA`."""
         offsets, lengths = offsets_of(entries)
-        sources = dict(by_source(entries))
-        codes = np.empty(len(lengths), dtype=np.int64)
-        for code, rows in enumerate(sources.values()):
-            codes[rows] = code
-        of_entry = np.repeat(np.arange(len(lengths)), lengths)
-        of_source = codes[of_entry]
-        order = np.lexsort((offsets, of_source))
-        counts = np.bincount(of_source, minlength=len(sources))
-        by_id = (
-            (source, (offsets[rows], of_entry[rows]))
-            for source, rows in zip(sources, np.split(order, np.cumsum(counts)[:-1]), strict=True)
-        )
-        self._ids = IdFile(by_id, len(order), (np.int64, np.uint32))
+        firsts, of_entry = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(lengths)), lengths)
+
+        def by_id() -> Iterator[tuple[Source, Columns]]:
+            for source, rows in by_source(entries):
+                at = ranges(firsts[rows], lengths[rows])
+                yield source, chosen((offsets, of_entry), at[np.argsort(offsets[at])])
+
+        # Of an input topic that was created again, two messages may have the same id.
+        self._ids = Run(by_id(), len(offsets), (np.int64, np.uint32))
         self._entries = entries.drop_columns(["offsets", "first_offset", "last_offset"])
 
     def located(self, ids: Ids) -> pa.Table:
         """Return a row for each of `ids` that is there: the columns of the entry, and the offset."""
-        rows, found = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-        for source in ids.keys() & self._ids.sources.keys():
-            offsets, entry = self._ids.columns_of(source)
-            wanted = ids[source]
-            firsts = np.searchsorted(offsets, wanted)
-            # Of an input topic that was created again, two messages may have the same id.
-            counts = np.searchsorted(offsets, wanted, side="right") - firsts
-            at = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            rows.append(entry[at].astype(np.int64))
-            found.append(np.repeat(wanted, counts))
-        self._ids.let_go()
-        return self._entries.take(np.concatenate(rows)).append_column("offset", pa.array(np.concatenate(found)))
+        nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
+        found = (columns for _, columns in self._ids.find(ids))
+        offsets, entry = map(np.concatenate, zip(nothing, *found, strict=True))
+        return self._entries.take(pa.array(entry)).append_column("offset", pa.array(offsets))
 
 
 class SealedIds:
@@ -72,8 +61,8 @@ class SealedIds:
         # The Delta partitions that are copied whole, and the version of the table that has just these.
         self._copied: set[str] = set()
         self._version: int | None = None
-        # Whether something was sought since the last look ahead.
-        self._is_used = self._is_kept = False
+        # Whether anything was sought, or will be.
+        self._is_used = False
         self._lock = Lock()
 
     def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int) -> pa.Table:
@@ -90,16 +79,11 @@ class SealedIds:
             several = (each.filter(waits).select(columns) for each in found if each.num_rows)
             return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *several])
 
-    def keep(self) -> None:
-        """Copy what the table has by now, and from here on at each `look_ahead`."""
-        self._is_kept = True
-        self.look_ahead()
-
-    def look_ahead(self) -> None:
-        """Copy what the table has by now, if the copy is kept, or anything was sought since the last call."""
+    def look_ahead(self, is_expected: bool = False) -> None:
+        """Copy what the table has by now, if anything was sought before, or `is_expected` to be sought from now on."""
         with self._lock:
-            if self._is_used or self._is_kept:
-                self._is_used = False
+            self._is_used |= is_expected
+            if self._is_used:
                 self._copy(self._store.version())
 
     def close(self) -> None:

@@ -1,59 +1,73 @@
 """The rows of ids that earlier batches have stored: which messages are cancelled, and which have a name.
 
-They are read from the table once, beside the first batches or when the first ask comes, to the local disk: cancelled
-ids into runs, names and what was replaced into SQLite. A query of the table would cost each batch half a second of
-Spark, and more with the number of rows.
+They are read from the table once, beside the first batches or when the first request comes, to the local disk. A query
+of the table would cost each batch half a second of Spark, and more with the number of rows.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.cancelled import CancelledIds, successor_of, successor_texts
+from state.buckets.cancelled import CancelledIds, cancelled_columns
+from state.buckets.id_rows import id_table
 from state.buckets.parts import IdRows
-from state.cancel import NONE_REPLACED, MessageId, Successor
+from state.cancel import NONE_REPLACED, MessageId, Successor, asks_of
 from state.checkpoint.origin import CheckpointOrigin, by_partition
 from state.kinds import Mask
-from state.message_ids import ID, Ids, ids_of, is_below
-from state.names import NAMED_SCHEMA
-from streaming.job.requests.id_runs import IdRuns
-from streaming.job.requests.local_database import as_tuples, local_database, table_from
+from state.message_ids import Ids, among, id_text, ids_in, is_below
+from state.names import HASH_BYTES, NAMED_SCHEMA, name_columns
+from streaming.job.requests.runs import Numbers, Runs, Source, divided
 
-_TABLES = """
-    CREATE TABLE replaced (topic TEXT, partition INTEGER, offset INTEGER, max_deliver_at_ms INTEGER, replacement BLOB,
-        bucket INTEGER, PRIMARY KEY (topic, partition, offset)) WITHOUT ROWID;
-    CREATE TABLE named (name BLOB PRIMARY KEY, topic TEXT, partition INTEGER, offset INTEGER, deliver_at_ms INTEGER,
-        until_ms INTEGER, keeps INTEGER, bucket INTEGER) WITHOUT ROWID;
-    CREATE INDEX keeping ON named (topic, partition, offset) WHERE keeps;
-"""
-# Each time that an id is cancelled it may be another message's, of a topic that was made anew.
-_ADD_REPLACED = "INSERT OR REPLACE INTO replaced VALUES (?, ?, ?, ?, ?, ?)"
-# Of several messages that got a name, the newest has it; of one that repeats, its last occurrence counts.
-_ADD_NAMED = """
-    INSERT INTO named VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET
-        topic = excluded.topic, partition = excluded.partition, offset = excluded.offset,
-        deliver_at_ms = excluded.deliver_at_ms, until_ms = excluded.until_ms, keeps = excluded.keeps,
-        bucket = excluded.bucket
-    WHERE (excluded.bucket, excluded.partition, excluded.offset, excluded.deliver_at_ms)
-        > (bucket, partition, offset, deliver_at_ms)
-"""
-_ASK_REPLACED = "SELECT replacement, bucket FROM replaced WHERE topic = ? AND partition = ? AND offset = ?"
-_ASK_NAMED = """
-    SELECT name, topic, partition, offset, deliver_at_ms, until_ms, keeps FROM named WHERE name = ? AND until_ms >= ?
-"""
-_ASK_KEEPING = """
-    SELECT name, topic, partition, offset, deliver_at_ms, until_ms, keeps FROM named
-    WHERE keeps AND topic = ? AND partition = ? AND offset = ?
-"""
-_FORGET_REPLACED = "DELETE FROM replaced WHERE topic = ? AND partition = ? AND offset < ? AND max_deliver_at_ms < ?"
-_DUE = "deliver_at_ms"
+_HASH = f"S{HASH_BYTES}"
+# Names have no source: whoever looks for one knows no partition.
+_NAMES: Source = ("", 0)
+# Which part of a run is old before that is worth writing the run again.
+_OLD = 0.125
+
+
+class _Cancelled(NamedTuple):
+    """Cancelled messages by offset: the bucket of the batch, the last due time (epoch ms), and the successor.
+
+    That is 0 for a message without one (`_number_of`). If an input topic was made anew, an id that was cancelled in
+    several batches is of several messages.
+    """
+
+    offsets: Numbers
+    buckets: Numbers
+    dues: Numbers
+    successors: Numbers
+
+
+class _Named(NamedTuple):
+    """Names by their hashes, with the columns of `NAMED_SCHEMA`; of the topic a number.
+
+    Of several messages that got a name, the newest has it; of one that repeats, its last occurrence counts.
+    """
+
+    hashes: npt.NDArray[Any]
+    buckets: Numbers
+    partitions: Numbers
+    offsets: Numbers
+    dues: Numbers
+    untils: Numbers
+    keeps: Mask
+    topics: Numbers
+
+
+class _Keeping(NamedTuple):
+    """Messages that keep their names or did, by offset: the hash of the name, and until when its row is of use."""
+
+    offsets: Numbers
+    hashes: npt.NDArray[Any]
+    untils: Numbers
 
 
 class StoredIds:
@@ -62,10 +76,8 @@ class StoredIds:
     def __init__(self, store: BucketTable) -> None:
         """Take the table. Nothing is read yet."""
         self._store = store
-        self._ids: sqlite3.Connection | None = None
-        self._cancelled = IdRuns()
-        # The topics of messages that keep their names, or did.
-        self._keeping: set[str] = set()
+        self._is_open = False
+        self.close()
 
     def open(self, before_bucket: int, origin: CheckpointOrigin) -> None:
         """Read what batches before that of `before_bucket` have stored, unless it is read already.
@@ -73,14 +85,13 @@ class StoredIds:
         A lost batch of a checkpoint before that of `origin` may have stored names of records that are read again: these
         do not count.
         """
-        if self._ids is not None:
+        if self._is_open:
             return
-        self._ids = local_database(_TABLES)
-        for table in self._store.ids_before(IdRows.CANCELLED, before_bucket):
-            self._add_cancelled(table)
-        for table in self._store.ids_before(IdRows.NAMED, before_bucket):
-            names = table.filter(pa.array(~_are_read_again(table, origin)))
-            self._add_names(names.select(["name", *ID, _DUE, "max_deliver_at_ms", "keeps", "bucket"]))
+        self._is_open = True
+        for ids in self._store.ids_before(IdRows.CANCELLED, before_bucket):
+            self._add_cancelled(ids)
+        for names in self._store.ids_before(IdRows.NAMED, before_bucket):
+            self._add_names(names.filter(pa.array(~_are_read_again(names, origin))))
 
     def add(
         self,
@@ -90,87 +101,108 @@ class StoredIds:
         replaced: Mapping[MessageId, Successor] = NONE_REPLACED,
     ) -> None:
         """Add what the batch of `bucket` stores: `CANCELLED_SCHEMA` and `NAMED_SCHEMA`, and what was `replaced`."""
-        if self._ids is not None:
-            ids = cancelled.rename_columns([*ID, _DUE, "max_deliver_at_ms"])
-            ids = ids.append_column("name", successor_texts(cancelled, replaced))
-            self._add_cancelled(_with_bucket(ids, bucket))
-            self._add_names(_with_bucket(names, bucket))
-
-    def _add_names(self, names: pa.Table) -> None:
-        assert self._ids is not None
-        self._keeping.update(names.filter(names.column("keeps")).column("topic").unique().to_pylist())
-        self._ids.executemany(_ADD_NAMED, as_tuples(names))
+        if self._is_open:
+            self._add_cancelled(id_table(bucket, cancelled_columns(cancelled, replaced)))
+            self._add_names(id_table(bucket, name_columns(names)))
 
     def _add_cancelled(self, ids: pa.Table) -> None:
-        assert self._ids is not None
-        self._cancelled.add(ids)
-        replaced = ids.filter(pc.is_valid(ids.column("name"))).select([*ID, "max_deliver_at_ms", "name", "bucket"])
-        self._ids.executemany(_ADD_REPLACED, as_tuples(replaced))
+        texts = ids.column("name")
+        successors = np.zeros(ids.num_rows, dtype=np.int64)
+        for row in np.flatnonzero(np.asarray(pc.is_valid(texts))).tolist():
+            successors[row] = _number_of(texts[row].as_py())
+        offsets, buckets, dues = (ids.column(name).to_numpy() for name in ("offset", "bucket", "max_deliver_at_ms"))
+        self._cancelled.add(divided(ids, _Cancelled(offsets, buckets, dues, successors)))
+
+    def _add_names(self, ids: pa.Table) -> None:
+        hashes = _array_of(ids.column("name").to_pylist())
+        encoded = ids.column("topic").combine_chunks().dictionary_encode()
+        numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in encoded.dictionary.to_pylist()]
+        columns = ("bucket", "partition", "offset", "deliver_at_ms", "max_deliver_at_ms")
+        buckets, partitions, offsets, dues, untils = (ids.column(name).to_numpy() for name in columns)
+        keeps = np.asarray(ids.column("keeps").fill_null(False))
+        topics = np.array(numbers, dtype=np.int64)[encoded.indices.to_numpy()]
+        rows = _Named(hashes, buckets, partitions, offsets, dues, untils, keeps, topics)
+        self._named.add([(_NAMES, rows)])
+        keeping = _Keeping(*(each[keeps] for each in (rows.offsets, hashes, rows.untils)))
+        self._keeping.add(divided(ids.filter(pa.array(keeps)), keeping))
 
     def cancelled_among(self, ids: Ids) -> CancelledIds:
         """Return those of `ids` that are cancelled."""
-        found = self._cancelled.buckets_of(ids)
-        known = {source: offsets for source, (offsets, _) in found.items()}
-        return CancelledIds(known, {source: buckets for source, (_, buckets) in found.items()})
-
-    def replaced_among(self, ids: Ids) -> dict[MessageId, MessageId]:
-        """Return those of `ids` that a replacement has cancelled, as far as that is stored, and its id."""
-        return {own: each for own, each in self._successors(ids) if not isinstance(each, int)}
+        found = self._cancelled.find(ids)
+        offsets = {source: rows.offsets for source, rows in found.items()}
+        return CancelledIds(offsets, {source: rows.buckets for source, rows in found.items()})
 
     def moved_among(self, ids: Ids) -> Ids:
         """Return those of `ids` that a batch has moved and handed over."""
-        return ids_of(own for own, each in self._successors(ids) if isinstance(each, int))
+        found = self._cancelled.find(ids).items()
+        return {source: rows.offsets[rows.successors < 0] for source, rows in found if (rows.successors < 0).any()}
 
-    def _successors(self, ids: Ids) -> Iterator[tuple[MessageId, Successor]]:
-        assert self._ids is not None
-        if self._ids.execute("SELECT 1 FROM replaced LIMIT 1").fetchone() is None:
-            return
-        for source, (offsets, buckets) in self._cancelled.buckets_of(ids).items():
-            for offset, bucket in zip(offsets.tolist(), buckets.tolist(), strict=True):
-                row = self._ids.execute(_ASK_REPLACED, (*source, offset)).fetchone()
-                # A later batch may have cancelled another message that has the id.
-                if row is not None and row[1] == bucket:
-                    yield (*source, offset), successor_of(row[0])
+    def replaced_by(self, asks: pa.Table) -> dict[MessageId, MessageId]:
+        """Return the messages that any of `asks` (`ASK_SCHEMA`) has replaced, as far as that is stored, and its id."""
+        successors = {
+            (*source, offset): number
+            for source, rows in self._cancelled.find(ids_in(asks)).items()
+            for offset, number in zip(rows.offsets.tolist(), rows.successors.tolist(), strict=True)
+            if number > 0
+        }
+        own = (ask for ask in asks_of(asks) if ask.asked in successors)
+        return {ask.asked: ask.id for ask in own if successors[ask.asked] == _number_of(id_text(ask.id).encode())}
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         """Return which messages have one of `names` (`state.names.named`), as a table of `NAMED_SCHEMA`.
 
         Rows that are of no use since `from_ms` (epoch ms) are left out.
         """
-        assert self._ids is not None
-        return _names(self._ids.execute(_ASK_NAMED, (name, from_ms)).fetchone() for name in set(names))
+        found = self._named.find({_NAMES: np.unique(_array_of(names))})
+        if _NAMES not in found:
+            return NAMED_SCHEMA.empty_table()
+        rows = found[_NAMES]
+        topics = pa.array(list(self._topics), pa.string()).take(pa.array(rows.topics))
+        columns = [_hashes_in(rows.hashes), topics, rows.partitions, rows.offsets, rows.dues, rows.untils, rows.keeps]
+        return pa.table(columns, names=NAMED_SCHEMA.names).cast(NAMED_SCHEMA).filter(pa.array(rows.untils >= from_ms))
 
     def keeping_among(self, ids: Ids) -> pa.Table:
         """Return which messages among `ids` keep their names, as a table of `NAMED_SCHEMA`."""
-        assert self._ids is not None
-        own = ((*source, offset) for source, offsets in ids.items() if source[0] in self._keeping for offset in offsets)
-        return _names(self._ids.execute(_ASK_KEEPING, (*source, int(offset))).fetchone() for *source, offset in own)
+        kept = (_hashes_in(rows.hashes) for rows in self._keeping.find(ids).values())
+        named = self.named_among((each for hashes in kept for each in hashes.to_pylist()), 0)
+        # Another message may have the name by now.
+        return named.filter(pa.array(among(named, ids))).filter(pc.field("keeps"))
 
     def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
         """Forget what is of no use any more since `before_ms`, epoch ms: names, and cancelled ids.
 
         A message that was cancelled must also be below the offset that `old_below` has for its input partition.
         """
-        if self._ids is not None:
-            # Not in one condition for all: SQLite takes none of a thousand partitions.
-            self._ids.executemany(_FORGET_REPLACED, ((*source, end, before_ms) for source, end in old_below.items()))
-            self._cancelled.forget(before_ms, old_below)
-            self._ids.execute("DELETE FROM named WHERE until_ms < ?", (before_ms,))
+        self._cancelled.forget(
+            lambda source, rows: (rows.dues < before_ms) & (rows.offsets < old_below.get(source, 0)), _OLD
+        )
+        self._named.forget(lambda _, rows: rows.untils < before_ms, _OLD)
+        self._keeping.forget(lambda _, rows: rows.untils < before_ms, _OLD)
 
     def close(self) -> None:
-        """Close the file. What asks next reads the table again."""
-        if self._ids is not None:
-            self._ids.close()
-            self._ids, self._cancelled, self._keeping = None, IdRuns(), set()
+        """Let the files go. What asks next reads the table again."""
+        self._is_open = False
+        self._cancelled = Runs(_Cancelled, [np.int64] * 4)
+        self._named = Runs(_Named, [_HASH, np.int64, np.int32, *[np.int64] * 3, np.bool_, np.int32])
+        # Of an input topic that was made anew, two messages may have one id.
+        self._keeping = Runs(_Keeping, [np.int64, _HASH, np.int64], keys=2)
+        self._topics: dict[str, int] = {}
 
 
-def _names(found: Iterable[tuple[Any, ...] | None]) -> pa.Table:
-    rows = ((*terms, bool(keeps)) for *terms, keeps in filter(None, found))
-    return table_from(rows, NAMED_SCHEMA)
+def _number_of(successor: bytes) -> int:
+    """Return a number for a successor, as the table has it: below 0 for a due time, and a hash for a replacement."""
+    if successor.isdigit():
+        return -1 - int(successor)
+    return int.from_bytes(blake2b(successor, digest_size=8).digest()) >> 1 | 1
 
 
-def _with_bucket(rows: pa.Table, bucket: int) -> pa.Table:
-    return rows.append_column("bucket", pa.array([bucket] * rows.num_rows, pa.int64()))
+def _array_of(hashes: Iterable[bytes]) -> npt.NDArray[Any]:
+    return np.frombuffer(b"".join(hashes), dtype=_HASH)
+
+
+def _hashes_in(array: npt.NDArray[Any]) -> pa.Array:
+    # Not as a list: that has no zero bytes at the end.
+    return pa.Array.from_buffers(pa.binary(HASH_BYTES), len(array), [None, pa.py_buffer(array.tobytes())])
 
 
 def _are_read_again(names: pa.Table, origin: CheckpointOrigin) -> Mask:

@@ -18,6 +18,7 @@ from state.checkpoint.progress import BatchSpan
 from state.kinds import KIND, MESSAGE
 from state.message import encode_chunk
 from state.message_ids import ID
+from state.names import HASH_BYTES
 from streaming.job.requests.search import driver_rows
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
@@ -82,3 +83,13 @@ def asked_rows(asks: pa.Table) -> list[dict[str, Any]]:
         (TAKEN_OUT, 1, found.rename_columns(TAKEN_OUT_COLUMNS)),
     ]
     return [{"kind": kind, "shard": shard, "chunk": encode_chunk(each)} for kind, shard, each in chunks if len(each)]
+
+
+def hash_of(name: str) -> bytes:
+    """Return what stands for a short name. It ends with zero bytes, as a hash may."""
+    return name.encode().ljust(HASH_BYTES, b"\0")
+
+
+def name_of(hash_: bytes) -> str:
+    """Return the name that `hash_of` has the hash of."""
+    return hash_.rstrip(b"\0").decode()

@@ -39,6 +39,8 @@ from tests.streaming.job.requests.desk_bench import (
     TOPIC,
     asked_rows,
     each_of,
+    hash_of,
+    name_of,
     output_of,
     seal,
     span,
@@ -59,7 +61,7 @@ Given = tuple[int, str, int | None]
 def asks_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_answer: bool = False) -> pa.Table:
     rows = [
         (
-            *(*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, name.encode()),
+            *(*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, hash_of(name)),
             *(published_ms, wants_answer, False, False),
         )
         for offset, name, due in given
@@ -128,7 +130,7 @@ def rows_of_names(
 ) -> DataFrame:
     """Return the rows for these names."""
     rows = [
-        {"name": each.encode(), **dict(zip(("topic", "partition", "offset"), place(offset), strict=True)),
+        {"name": hash_of(each), **dict(zip(("topic", "partition", "offset"), place(offset), strict=True)),
          "deliver_at_ms": due, "until_ms": max(due, until_ms), "keeps": keeps}
         for each, (offset, due) in given.items()
     ]  # fmt: skip
@@ -137,7 +139,7 @@ def rows_of_names(
 
 def holders(decision: Decision) -> dict[str, int]:
     rows = zip(decision.names.column("name").to_pylist(), decision.names.column("offset").to_pylist(), strict=True)
-    return {name.decode(): offset for name, offset in rows}
+    return {name_of(name): offset for name, offset in rows}
 
 
 @given(
@@ -160,21 +162,21 @@ def test_names_are_given_and_taken_over_as_in_the_model(
             holds[name] = offset
     shuffled = list(given)
     random.shuffle(shuffled)
-    known = {name.encode(): Holder(place(offset), FAR_MS, FAR_MS) for name, offset in before.items()}
+    known = {hash_of(name): Holder(place(offset), FAR_MS, FAR_MS) for name, offset in before.items()}
     found = in_turn(asks_for(*shuffled), known, PREVIOUS_MS, 0)
     expected = {offset: NOTHING if old is None else place(old) for offset, old in asked.items()}
     assert {ask.id[2]: ask.asked for ask in asks_of(found.asks)} == expected
     assert set(found.superseded.column("offset").to_pylist()) == superseded
     left = {name: offset for name, offset in holds.items() if offset is not None and offset >= 10}
     rows = zip(found.names.column("name").to_pylist(), found.names.column("offset").to_pylist(), strict=True)
-    assert {name.decode(): offset for name, offset in rows} == left
+    assert {name_of(name): offset for name, offset in rows} == left
 
 
 class Rows(StoredIds):
     """Stored rows of names: offset, due time, and until when each is of use, by name."""
 
     def __init__(self, **given: tuple[int, int, int]) -> None:
-        self._given = {name.encode(): row for name, row in given.items()}
+        self._given = {hash_of(name): row for name, row in given.items()}
 
     def moved_among(self, ids: Ids) -> Ids:
         """Return none: no request has made any of them due at once."""
@@ -210,7 +212,7 @@ def asked_in(names: LookedUp) -> dict[int, int]:
 
 def names_in(names: LookedUp) -> dict[str, int]:
     rows = zip(names.names.column("name").to_pylist(), names.names.column("offset").to_pylist(), strict=True)
-    return {name.decode(): offset for name, offset in rows}
+    return {name_of(name): offset for name, offset in rows}
 
 
 def test_after_an_outage_what_is_overdue_and_waits_has_its_name() -> None:
@@ -396,7 +398,7 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
     name(store, 2, a=(1, FAR_MS), b=(2, FAR_MS), c=(3, 100))
     name(store, 3, a=(4, FAR_MS + 1))
     name(store, 4, until_ms=FAR_MS + 1, a=(5, 200), d=(6, FAR_MS))
-    every = [each.encode() for each in "abcd"]
+    every = [*map(hash_of, "abcd")]
 
     def found(before: int = BATCH) -> dict[str, int]:
         stored = StoredIds(store)
@@ -404,7 +406,7 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
         table = stored.named_among(every, 1_000)
         pairs = zip(table.column("name").to_pylist(), table.column("offset").to_pylist(), strict=True)
         # Of several rows, the last one counts.
-        return {name.decode(): offset for name, offset in pairs}
+        return {name_of(name): offset for name, offset in pairs}
 
     # The message of `a` is handed over, and its row hides that of the one before.
     assert (found(), found(4)) == ({"a": 5, "b": 2, "d": 6}, {"a": 4, "b": 2})
@@ -449,7 +451,7 @@ def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> No
 
 def test_a_message_takes_no_name_over_from_a_message_with_its_own_id() -> None:
     # Of an input topic that was deleted: the message of the new topic must not be cancelled with it.
-    known = {b"a": Holder(place(5), FAR_MS, FAR_MS), b"b": Holder(place(6), FAR_MS, FAR_MS)}
+    known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS), hash_of("b"): Holder(place(6), FAR_MS, FAR_MS)}
     found = in_turn(asks_for((5, "a", FAR_MS), (7, "b", FAR_MS)), known, PREVIOUS_MS, CLOCK_MS)
     assert [ask.asked for ask in asks_of(found.asks)] == [NOTHING, place(6)]
     assert found.names.column("offset").to_pylist() == [5, 7]
@@ -462,7 +464,7 @@ def dropped_for(found: LookedUp) -> dict[int, int]:
 
 def kept(names: pa.Table) -> dict[str, tuple[int, bool]]:
     """Return the rows of names that are stored: the offset of the message, and whether it keeps the name."""
-    return {row["name"].decode(): (row["offset"], row["keeps"]) for row in names.to_pylist()}
+    return {name_of(row["name"]): (row["offset"], row["keeps"]) for row in names.to_pylist()}
 
 
 def test_the_first_of_a_name_stays_until_somebody_asks_for_it() -> None:
@@ -477,7 +479,7 @@ def test_the_first_of_a_name_stays_until_somebody_asks_for_it() -> None:
 
 
 def test_a_message_that_is_asked_for_by_its_id_keeps_no_name_whatever_the_order() -> None:
-    known = {b"a": Holder(place(5), FAR_MS, FAR_MS, keeps=True)}
+    known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS, keeps=True)}
     asks = asks_for((50, "a", FAR_MS), (51, "b", FAR_MS), (52, "b", FAR_MS), mode=KEEP)
     found = in_turn(asks, known, PREVIOUS_MS, CLOCK_MS, by_id=ids_of([place(5), place(51)]))
     assert dropped_for(found) == {}
@@ -500,7 +502,7 @@ def test_a_message_that_is_asked_for_by_its_id_keeps_no_name_whatever_the_order(
 def test_no_message_is_dropped_for_one_that_was_out_when_it_was_published(
     due_ms: int, published_ms: int, is_dropped: bool
 ) -> None:
-    known = {b"a": Holder(place(5), due_ms, due_ms, keeps=True)}
+    known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
     asks = asks_for((50, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
     assert bool(dropped_for(in_turn(asks, known, PREVIOUS_MS, CLOCK_MS))) == is_dropped
 
@@ -523,7 +525,7 @@ def retimed_in(found: LookedUp) -> dict[int, tuple[int, int]]:
 
 
 def test_a_message_takes_over_the_due_time_of_the_one_that_it_replaces_sooner_or_later_than_its_own() -> None:
-    known = {each: Holder(place(5 + at), FAR_MS + at, FAR_MS + at, True) for at, each in enumerate((b"a", b"b"))}
+    known = {each: Holder(place(5 + at), FAR_MS + at, FAR_MS + at, True) for at, each in enumerate(map(hash_of, "ab"))}
     asks = asks_for((50, "a", FAR_MS + 9), (51, "b", 3), (52, "c", 7), (53, "c", 2), (54, "c", 9), mode=KEEP_TIME)
     found = in_turn(asks, known, PREVIOUS_MS, 0)
     assert dropped_for(found) == {}
@@ -539,7 +541,7 @@ def test_a_message_takes_over_the_due_time_of_the_one_that_it_replaces_sooner_or
 
 
 def test_a_message_that_is_asked_for_gives_no_due_time_and_takes_none() -> None:
-    known = {each: Holder(place(5 + at), FAR_MS, FAR_MS, True) for at, each in enumerate((b"a", b"b", b"c"))}
+    known = {each: Holder(place(5 + at), FAR_MS, FAR_MS, True) for at, each in enumerate(map(hash_of, "abc"))}
     cancel, asks = (
         asks_for((49, "a", None)),
         asks_for(*((50 + at, each, 9) for at, each in enumerate("aabcc")), mode=KEEP_TIME),
@@ -564,7 +566,7 @@ def test_a_message_that_is_asked_for_gives_no_due_time_and_takes_none() -> None:
 def test_no_message_takes_over_the_due_time_of_one_that_was_out_when_it_was_published(
     due_ms: int, published_ms: int, takes: bool
 ) -> None:
-    known = {b"a": Holder(place(5), due_ms, due_ms, keeps=True)}
+    known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
     found = in_turn(
         asks_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms), known, PREVIOUS_MS, CLOCK_MS
     )
@@ -580,7 +582,7 @@ def test_no_message_takes_over_the_due_time_of_one_that_was_out_when_it_was_publ
 @pytest.mark.parametrize(("own_ms", "request_ms"), [(FAR_MS, 700), (700, 701)])
 def test_a_message_and_its_request_are_not_due_at_the_same_time(own_ms: int, request_ms: int) -> None:
     for due_ms, clock_ms, published_ms in ((request_ms, 700, 900), (request_ms, 900, 700), (request_ms - 1, 700, 900)):
-        known = {b"a": Holder(place(5), due_ms, due_ms, keeps=True)}
+        known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
         asks = asks_for((50, "a", own_ms), mode=KEEP_TIME, published_ms=published_ms)
         found = in_turn(asks, known, 0, 0, clock_ms=clock_ms)
         expected = due_ms + (due_ms == request_ms)
@@ -590,7 +592,7 @@ def test_a_message_and_its_request_are_not_due_at_the_same_time(own_ms: int, req
 def test_modes_of_two_messages_of_a_name_may_differ() -> None:
     # The policy was changed between them.
     for keeps, mode in ((True, ALWAYS), (False, KEEP)):
-        known = {b"a": Holder(place(5), FAR_MS, FAR_MS, keeps)}
+        known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS, keeps)}
         found = in_turn(asks_for((50, "a", FAR_MS), mode=mode), known, PREVIOUS_MS, CLOCK_MS)
         assert (dropped_for(found), asked_in(found)) == ({}, {50: 5})
         assert kept(found.names) == {"a": (50, mode == KEEP)}

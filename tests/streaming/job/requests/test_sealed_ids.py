@@ -97,13 +97,18 @@ def test_what_was_looked_at_ahead_is_not_read_again(
     assert [len(parts) for parts in read] == [1, 1]
     check(sealed, store)
     assert len(read) == 2
-    seal(store, 3)
+
+
+def test_what_is_expected_to_be_sought_is_copied_before(
+    store: BucketTable, sealed: SealedIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal(store, 1)
+    sealed.look_ahead(is_expected=True)
+    seal(store, 2)
     sealed.look_ahead()
-    seal(store, 1000)
-    sealed.look_ahead()
-    assert len(read) == 3, "nobody has asked since the last look ahead"
+    # Both are there.
+    monkeypatch.setattr(store, "index_entries_of", None)
     check(sealed, store)
-    assert [len(parts) for parts in read] == [1, 1, 1, 1]
 
 
 def test_two_messages_of_one_id_are_both_found(store: BucketTable, sealed: SealedIds) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,11 +15,13 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.join_commits import join_ids
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
+from state.cancel import ASK_SCHEMA, WAITING, Ask
 from state.checkpoint.origin import CheckpointOrigin
-from state.message_ids import ids_of, table_of
+from state.message_ids import ids_of, table_from, table_of
 from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
+from tests.streaming.job.requests.desk_bench import hash_of, name_of
 
 TOPIC, OTHER = "delayline-in", "other"
 # Of a checkpoint that began when the first four buckets were sealed.
@@ -38,7 +41,7 @@ def tables(number: int) -> tuple[pa.Table, pa.Table]:
     """Return what the batch of bucket `number` cancels, and the names that it gives."""
     ids, names = BATCHES[number]
     rows = [
-        {"name": name.encode(), "topic": TOPIC, "partition": 0, "offset": offset, "deliver_at_ms": due, "until_ms": due}
+        {"name": hash_of(name), "topic": TOPIC, "partition": 0, "offset": offset, "deliver_at_ms": due, "until_ms": due}
         | {"keeps": False}
         for name, (offset, due) in names.items()
     ]
@@ -57,10 +60,10 @@ def full(store: BucketTable) -> BucketTable:
 
 def known(stored: StoredIds, from_ms: int = 0) -> tuple[Any, dict[str, int]]:
     """Return which of `ASKED` are cancelled, and the offset of the message that has each name."""
-    named = stored.named_among([name.encode() for name in "abcd"], from_ms)
+    named = stored.named_among(map(hash_of, "abcd"), from_ms)
     names = zip(named.column("name").to_pylist(), named.column("offset").to_pylist(), strict=True)
     found = stored.cancelled_among(ids_of(ASKED)).ids
-    return {source: own.tolist() for source, own in found.items()}, {name.decode(): offset for name, offset in names}
+    return {source: own.tolist() for source, own in found.items()}, {name_of(name): offset for name, offset in names}
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
@@ -102,13 +105,16 @@ def test_what_this_checkpoint_has_stored_counts_although_it_reads_lower_offsets_
 def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
     stored = StoredIds(full)
     stored.open(9, ORIGIN)
-    # Many more partitions than SQLite takes terms in a condition.
-    firsts = {(TOPIC, 0): 3} | {("of-many", number): 7 for number in range(5_000)}
+    firsts = {(TOPIC, 0): 3}
     stored.forget(510, firsts)
     assert known(stored)[0] == {(TOPIC, 0): [1, 3], (TOPIC, 1): [2], (OTHER, 0): [1]}
     stored.forget(5_000, firsts)
     assert known(stored) == ({(TOPIC, 0): [3], (TOPIC, 1): [2], (OTHER, 0): [1]}, {"b": 11})
     stored.close()
+
+
+def ask_table_of(asks: Iterable[Ask]) -> pa.Table:
+    return table_from([(*ask.asked, *ask.id, *ask[2:]) for ask in asks], ASK_SCHEMA)
 
 
 class EmptyTable:
@@ -126,7 +132,10 @@ def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypat
     ids = [(TOPIC, 0, 1), (TOPIC, 0, 2), ("a/b", 1, 2)]
     replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
     stored.add(cancelled((*each, 500, 510) for each in ids), NAMED_SCHEMA.empty_table(), 3, replaced)
-    assert stored.replaced_among(ids_of([*ids, (TOPIC, 0, 3)])) == replaced
+    asks = [Ask(own, asked, WAITING) for asked, own in [*replaced.items(), ((TOPIC, 0, 2), (TOPIC, 0, 9))]]
+    # Another one that asked for the same.
+    asks.append(Ask((TOPIC, 0, 8), (TOPIC, 0, 1), WAITING))
+    assert stored.replaced_by(ask_table_of(asks)) == replaced
     assert stored.cancelled_among(ids_of(ids)).ids[TOPIC, 0].tolist() == [1, 2]
     stored.close()
 
@@ -155,13 +164,35 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
     for _ in range(2):
         stored = StoredIds(store)
         stored.open(9, ORIGIN)
-        assert stored.replaced_among(ids_of((TOPIC, 0, offset) for offset in (1, 2, 3))) == replaced
+        asks = [Ask((TOPIC, 0, 7), (TOPIC, 0, offset), WAITING) for offset in (1, 2, 3)]
+        assert stored.replaced_by(ask_table_of(asks)) == replaced
         stored.close()
         join_ids(store, IdRows.CANCELLED, [0, 1, 2], NOTHING_FORGETTABLE)
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
 
 
-def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:
+def test_only_messages_that_have_a_name_still_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    stored = StoredIds(cast(BucketTable, EmptyTable()))
+    stored.open(0, ORIGIN)
+
+    def add(bucket: int, *rows: tuple[str, int, bool]) -> None:
+        names = [(hash_of(name), TOPIC, 1, offset, 500, 500, keeps) for name, offset, keeps in rows]
+        stored.add(cancelled([]), table_from(names, NAMED_SCHEMA), bucket)
+
+    add(1, ("a", 1, True), ("b", 2, True), ("c", 3, False), ("d", 4, True), ("e", 5, True))
+    # Another one has taken the name, and one was asked for.
+    add(2, ("a", 6, True), ("b", 2, False))
+    found = stored.keeping_among(ids_of([*((TOPIC, 1, at) for at in range(1, 5)), (TOPIC, 0, 5), ("none", 1, 5)]))
+    assert found.to_pylist() == [
+        dict(zip(NAMED_SCHEMA.names, (hash_of("d"), TOPIC, 1, 4, 500, 500, True), strict=True))
+    ]
+    stored.forget(501, {})
+    assert not stored.keeping_among(ids_of([(TOPIC, 1, 4)])).num_rows
+    stored.close()
+
+
+def test_no_file_has_a_name_while_it_is_open(full: BucketTable) -> None:
     folder = Path(SparkFiles.getRootDirectory())
     before = set(folder.iterdir())
     stored = StoredIds(full)
@@ -173,20 +204,12 @@ def test_the_file_has_no_name_while_it_is_open(full: BucketTable) -> None:
 
 def test_last_occurrence_of_a_message_that_repeats_has_its_name(store: BucketTable) -> None:
     """Its batch stores the name of the message that it accepts, and of the occurrence that waits then."""
-    names = [
-        pa.Table.from_pylist(
-            [
-                {"name": b"a", "topic": TOPIC, "partition": 0, "offset": 7, "deliver_at_ms": due, "until_ms": due}
-                | {"keeps": False}
-            ],
-            schema=NAMED_SCHEMA,
-        )
-        for due in (5_000, 6_000)
-    ]
+    rows = [(hash_of("a"), TOPIC, 0, 7, due, due, False) for due in (5_000, 6_000)]
+    names = [table_from([row], NAMED_SCHEMA) for row in rows]
     for several in (names, names[::-1]):
         stored = StoredIds(store)
         stored.open(0, ORIGIN)
         for each in several:
             stored.add(cancelled([]), each, 1)
-        assert stored.named_among([b"a"], 0).column("deliver_at_ms").to_pylist() == [6_000]
+        assert stored.named_among([hash_of("a")], 0).column("deliver_at_ms").to_pylist() == [6_000]
         stored.close()
