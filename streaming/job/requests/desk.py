@@ -32,7 +32,7 @@ from state.buckets.cancelled import (
     Forgettable,
 )
 from state.buckets.moves import due_at_once_ms
-from state.buckets.operator import ASKED, DUE, SEALED
+from state.buckets.operator import ASKED
 from state.cancel import WAITING, MessageId, delivering_ids, own_ids
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
@@ -43,7 +43,7 @@ from streaming.job.requests.names import LookedUp, look_up, useful_from_ms
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
-from streaming.job.requests.search import Waiting, numbers_of, passed_by, read_asks, waiting
+from streaming.job.requests.search import Waiting, passed_by, read_asks, waiting
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.spark.pools import MAINTENANCE, use_pool
 
@@ -294,7 +294,7 @@ class RequestDesk:
     ) -> pa.Table:
         """Take what waits, wherever that is, and `asks` ask for.
 
-        Returns what this batch would hand over otherwise (`CANCELLED_SCHEMA`).
+        Returns what this batch would seal or hand over otherwise (`CANCELLED_SCHEMA`).
         """
         self._waits = None
         if not (not_found := outcomes.open_ids()):
@@ -313,17 +313,14 @@ class RequestDesk:
 
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
-        self._waits = self._waiting(span, wanted(but=handed_over), known)
-        if may_repeat:
-            self._numbers |= numbers_of(self._waits, self._store)
+        self._waits = self._waiting(span, wanted(but=handed_over), known, may_repeat)
+        self._numbers |= self._waits.numbers
         outcomes.take(self._taken_of(self._waits.messages, asks))
-        found: dict[str, pa.Table] = {}
-        for kind in (SEALED, DUE):
-            messages, numbers = passed_by(wanted(), kind, shard_output, rows)
-            self._numbers |= numbers
-            found[kind] = self._taken_of(messages, asks)
-            outcomes.take(found[kind])
-        return found[DUE]
+        passed, numbers = passed_by(wanted(), shard_output, rows)
+        self._numbers |= numbers
+        found = self._taken_of(passed, asks)
+        outcomes.take(found)
+        return found
 
     def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
         """Return those of the `found` messages that `asks` take: not what repeats, if they only want it to be due."""
@@ -333,8 +330,10 @@ class RequestDesk:
         stays = without(ids_of(self._numbers), ids_in(asks.filter(pa.array(~delivers))))
         return found.filter(pa.array(~among(found, stays)))
 
-    def _waiting(self, span: BatchSpan, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED) -> Waiting:
-        return waiting(ids, self._store, self._sealed_ids, span, cancelled)
+    def _waiting(
+        self, span: BatchSpan, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED, may_repeat: bool = False
+    ) -> Waiting:
+        return waiting(ids, self._store, self._sealed_ids, span, cancelled, may_repeat)
 
     def _recalled_among(self, ids: Ids, span: BatchSpan) -> Ids:
         """Return which of `ids` release processes have recalled by now."""

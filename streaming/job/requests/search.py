@@ -7,7 +7,8 @@ here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
-from state.buckets.operator import ASKED, KEPT, NAMED, TAKEN_OUT
+from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
 from state.cancel import MessageId, delivering_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
@@ -31,6 +32,7 @@ from streaming.job.requests.sealed_ids import SealedIds
 
 # A message in a chunk: its id, the bucket of the chunk, when it is due (epoch ms), and the number of the occurrence;
 # null if it does not repeat.
+NO_NUMBERS: Mapping[MessageId, int] = MappingProxyType({})
 _FOUND_SCHEMA = pa.schema([*ID_SCHEMA, ("bucket", pa.int64()), ("deliver_at_ms", pa.int64()), ("number", pa.int64())])
 
 
@@ -75,12 +77,14 @@ class Waiting(NamedTuple):
     """Messages that wait in the table: where each lies (`LOCATED_SCHEMA`), in the table at `version`.
 
     What is due before `from_ms` (epoch ms) waits no more, except in the bucket `overdue_bucket`, if there is one.
+    `numbers` has the messages among them that repeat, and the number of the occurrence that waits, as far as these may.
     """
 
     places: pa.Table
     version: int
     from_ms: int
     overdue_bucket: int | None
+    numbers: Mapping[MessageId, int] = NO_NUMBERS
 
     @property
     def messages(self) -> pa.Table:
@@ -103,10 +107,12 @@ def waiting(
     sealed_ids: SealedIds,
     span: BatchSpan,
     cancelled: CancelledIds = NONE_CANCELLED,
+    may_repeat: bool = False,
 ) -> Waiting:
     """Return which of `ids` wait in a bucket of an earlier batch than that of `span`.
 
-    They are not handed over before this batch, and not `cancelled`. `sealed_ids` are those of `store`.
+    They are not handed over before this batch, and not `cancelled`. `sealed_ids` are those of `store`. `may_repeat`
+    says whether any message that waits there repeats.
     """
     previous_ms = span.handed_over_below_ms
     # The first batch hands over what an earlier checkpoint has left, however long it is due.
@@ -123,18 +129,17 @@ def waiting(
     # A rebuild seals dead letters and answers there too, which have ids of messages. The first batch hands them over.
     is_overdue = buckets == overdue_bucket
     waits = (from_ms >= previous_ms) & ~is_overdue
+    certain = located.filter(pa.array(waits))
     doubtful = located.filter(pa.array(~waits & (is_overdue | (until_ms >= previous_ms))))
-    still = _still_there(doubtful, store, found)
-    return found._replace(places=pa.concat_tables([located.filter(pa.array(waits)), still]))
-
-
-def numbers_of(found: Waiting, store: BucketTable) -> dict[MessageId, int]:
-    """Return which of some messages that wait in `store` repeat, and the number of the occurrence that waits."""
-    if not found.places.num_rows:
-        return {}
-    there = _found_in(store.chunks_at(found.places, found.version), ids_in(found.places))
-    first_ms = pa.array([found.first_ms(bucket) for bucket in there.column("bucket").to_pylist()], pa.int64())
-    return _numbers_by_id(there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms)))
+    looked_at = pa.concat_tables([certain, doubtful]) if may_repeat else doubtful
+    if not looked_at.num_rows:
+        return found._replace(places=certain)
+    there = _found_in(store.chunks_at(looked_at, found.version), ids_in(looked_at))
+    first_ms = pa.array([found.first_ms(each) for each in there.column("bucket").to_pylist()], pa.int64())
+    there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
+    # What is certain keeps its bounds: a replay, which may look at more or less, decides the same.
+    places = pa.concat_tables([certain, _still_there(doubtful, there)])
+    return found._replace(places=places, numbers=_numbers_by_id(there))
 
 
 def _numbers_by_id(found: pa.Table) -> dict[MessageId, int]:
@@ -144,13 +149,11 @@ def _numbers_by_id(found: pa.Table) -> dict[MessageId, int]:
     return dict(sorted(zip(ids, repeating.column("number").to_pylist(), strict=True)))
 
 
-def _still_there(doubtful: pa.Table, store: BucketTable, found: Waiting) -> pa.Table:
-    """Return those places that have a message which waits: the index does not know it, or not when it is due."""
-    if not doubtful.num_rows:
-        return doubtful
-    there = _found_in(store.chunks_at(doubtful, found.version), ids_in(doubtful))
-    first_ms = pa.array([found.first_ms(bucket) for bucket in there.column("bucket").to_pylist()], pa.int64())
-    there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
+def _still_there(doubtful: pa.Table, there: pa.Table) -> pa.Table:
+    """Return those places that have a message which waits, and is `there` (`_FOUND_SCHEMA`).
+
+    The index does not know it, or not when it is due.
+    """
     joined = doubtful.join(there, [*ID, "bucket"], join_type="inner", use_threads=False)
     due = joined.column("deliver_at_ms")
     is_it = pc.and_(pc.less_equal(joined.column("from_ms"), due), pc.less_equal(due, joined.column("until_ms")))
@@ -161,19 +164,16 @@ def _still_there(doubtful: pa.Table, store: BucketTable, found: Waiting) -> pa.T
     return places.group_by(LOCATED_SCHEMA.names, use_threads=False).aggregate([])
 
 
-def passed_by(
-    ids: Ids, kind: str, shard_output: DataFrame, rows: Iterable[Row]
-) -> tuple[pa.Table, dict[MessageId, int]]:
+def passed_by(ids: Ids, shard_output: DataFrame, rows: Iterable[Row]) -> tuple[pa.Table, dict[MessageId, int]]:
     """Return those of `ids` that this batch seals, or hands over, from overflow groups (`CANCELLED_SCHEMA`).
 
-    And the number of the occurrence of those that repeat. Such groups have no state, and take nothing out. `kind` is
-    `SEALED` or `DUE`.
+    And the number of the occurrence of those that repeat. Such groups have no state, and take nothing out.
     """
     # Each group says what it keeps, and overflow groups come beside the group of their shard.
     groups = Counter(row["shard"] for row in rows if row["kind"] == KEPT)
-    if not ids or max(groups.values(), default=0) < 2 or all(row["kind"] != kind for row in rows):
+    if not ids or max(groups.values(), default=0) < 2:
         return CANCELLED_SCHEMA.empty_table(), {}
-    found = _found_in(shard_output.where(f"kind = '{kind}'"), ids)
+    found = _found_in(shard_output.where(f"kind IN ('{SEALED}', '{DUE}')"), ids)
     due = found.column("deliver_at_ms")
     return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA), _numbers_by_id(found)
 

@@ -21,7 +21,7 @@ from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
 from state.order import in_order
 from tests.messages import ids_of_rows
 
-_KIND = re.compile(r"kind = '(\w+)'")
+_KINDS = re.compile(r"kind IN \((.+)\)")
 
 
 class Rows:
@@ -31,10 +31,10 @@ class Rows:
         self.table = table
 
     def where(self, condition: str) -> Rows:
-        """Return the rows of one kind: `condition` asks for nothing else."""
-        kind = _KIND.fullmatch(condition)
-        assert kind is not None
-        return Rows(self.table.filter(pc.equal(self.table.column("kind"), kind[1])))
+        """Return the rows of some kinds: `condition` asks for nothing else."""
+        kinds = _KINDS.fullmatch(condition)
+        assert kinds is not None
+        return Rows(self.table.filter(pc.field("kind").isin(re.findall(r"\w+", kinds[1]))))
 
     def select(self, *columns: str) -> Rows:
         """Return some columns."""
