@@ -6,7 +6,7 @@ docs/publish/cancelling.md documents the fields.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,16 +34,16 @@ class Output(NamedTuple):
     partition: int | None = None
     offsets: tuple[int, int] | None = None
 
-    def known(self) -> dict[str, Any]:
-        """Return the parts that are known."""
-        return {name: part for name, part in self._asdict().items() if part is not None}
+    def field(self) -> dict[str, dict[str, Any]]:
+        """Return the field of an answer that has the parts which are known."""
+        return {"output": {name: part for name, part in self._asdict().items() if part is not None}}
 
 
 def answers_to(
     asks: pa.Table,
     reasons: Iterable[Reason],
     accepted: pa.Array | None = None,
-    outputs: Sequence[Output | None] | None = None,
+    more: Iterable[Mapping[str, Any]] | None = None,
 ) -> pa.Table:
     """Return the answers to `asks`, JSON objects, as a table of `ANSWER_SCHEMA`.
 
@@ -51,15 +51,15 @@ def answers_to(
         asks: the columns `ID` and `ASK_ID`. Those for `NOTHING` keep their keys.
         reasons: the reason of each answer.
         accepted: whether the message that each comes with is accepted; null for an ask that is no replacement.
-        outputs: where the message went that each asks for, if that is known.
+        more: other fields of each answer.
     """
     parts = [_quoted_ids(asks), pa.array([_TEXTS[reason] for reason in reasons], pa.string())]
     if accepted is not None and accepted.null_count < len(accepted):
         # The name of an input topic needs no escape.
         own, flag = id_texts(own_ids(asks)), pc.if_else(accepted, "true", "false")
         parts.append(pc.binary_join_element_wise(', "replacement": "', own, '", "accepted": ', flag, "").fill_null(""))
-    if outputs is not None:
-        texts = ["" if each is None else f', "output": {_json(each.known())}' for each in outputs]
+    if more is not None:
+        texts = ["".join(f', "{name}": {_json(value)}' for name, value in each.items()) for each in more]
         parts.append(pa.array(texts, pa.string()))
     values = pc.binary_join_element_wise('{"id": ', *parts, "}", "")
     return _answer_table(asks, values.cast(pa.large_binary()))

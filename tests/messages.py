@@ -99,7 +99,8 @@ def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:
 def answer_value(asked: MessageId, reason: Reason, own: MessageId = ("in", 0, 0), **more: Any) -> bytes:
     """Return the value of one answer to the ask `own`. `more` are `accepted`, or where the message went (`output`)."""
     ask = pa.table([[part] for part in (*asked, *own)], names=[*ID, *ASK_ID])
-    (row,) = answers_to(ask, [reason], pa.array([more.get("accepted")], pa.bool_()), [more.get("output")]).to_pylist()
+    accepted, output = pa.array([more.get("accepted")], pa.bool_()), more.get("output")
+    (row,) = answers_to(ask, [reason], accepted, [output.field() if output else {}]).to_pylist()
     value: bytes = row["value"]
     return value
 

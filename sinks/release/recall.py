@@ -174,7 +174,7 @@ def decide(
         asked.filter(pa.array(ends)),
         reasons[ends],
         pa.array(comes_with_message, mask=~comes_with_message),
-        [released_to.get(row) for row in np.flatnonzero(ends).tolist()],
+        [{} if (to := released_to.get(row)) is None else to.field() for row in np.flatnonzero(ends).tolist()],
     )
     decided = answered(requests.filter(pa.array(ends)), answers)
     values = [

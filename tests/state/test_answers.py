@@ -45,7 +45,7 @@ def test_an_ask_for_nothing_keeps_its_key() -> None:
 
 def test_each_answer_has_its_own_terms() -> None:
     accepted = pa.array([True, False, None])
-    outputs = [None, Output("dead"), Output("out", 1, (5, 9))]
+    outputs = [{}, Output("dead").field(), Output("out", 1, (5, 9)).field()]
     reasons = [Reason.WITHDRAWN, Reason.RELEASED, Reason.RELEASED]
     table = answers_to(asks_for(ASKED, ASKED, ASKED), reasons, accepted, outputs)
     assert [(row["topic"], row["partition"], row["offset"], row["kind"]) for row in table.to_pylist()] == [

@@ -36,6 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,9 +46,10 @@ from state.buckets.moves import MOVES_SCHEMA, moves_at_once, moves_to
 from state.buckets.parts import IdRows
 from state.buckets.retimed import RETIMED_SCHEMA
 from state.cancel import MessageId, Successor, own_ids, replacement_ids
-from state.message_ids import Ids, each_of, ids_in, united, without
+from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 from state.names import NAMED_SCHEMA
-from streaming.job.requests.answers import answers_by, answers_for_kept, answers_for_nothing
+from state.reasons import Reason
+from streaming.job.requests.answers import answers_by
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.replacements import Replacements
 
@@ -119,6 +121,7 @@ class Facts(NamedTuple):
     - `recalled`: what release processes have recalled
     - `known_from`: from which offset of each input partition on nothing is forgotten
     - `replaced_before`: what a lost batch has replaced, and the id of each one's replacement
+    - `numbers`: the messages that repeat, and the number of the occurrence that waited
     - `due_at_once_ms`: when a message is due that the batch makes due at once, epoch ms
     """
 
@@ -131,6 +134,7 @@ class Facts(NamedTuple):
     recalled: Ids
     known_from: Mapping[tuple[str, int], int]
     replaced_before: Mapping[MessageId, MessageId]
+    numbers: Mapping[MessageId, int]
     due_at_once_ms: int
 
 
@@ -139,28 +143,28 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
 
     `undecided` takes the place of an answer if the release processes must decide.
     """
-    is_for_something = pc.greater_equal(asks.column("offset"), 0)
-    asks, for_nothing = asks.filter(is_for_something), asks.filter(pc.invert(is_for_something))
-    outcomes = facts.outcomes
+    outcomes, repeating = facts.outcomes, ids_of(facts.numbers)
     # As many go on in a replay, whatever is recalled since.
     not_waiting = outcomes.open_ids()
-    outcomes.set_cancelled(facts.recalled)
-    replacements = Replacements.of(asks, facts.dropped, outcomes.taken, facts.replaced_before)
+    outcomes.set(facts.recalled, Reason.WITHDRAWN)
+    # What repeats comes in its time, whoever wants it at once.
+    stays = np.asarray(asks.column("delivers")) & among(asks, repeating)
+    own = asks.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
+    replacements = Replacements.of(own, facts.dropped, outcomes.taken, facts.replaced_before)
     outcomes.take(replacements.refused)
     delivered = replacements.delivered
-    outcomes.set_delivered(delivered)
-    outcomes.close(facts.known_from)
-    answers = [
-        answers_by(outcomes, asks, not_waiting, replacements.accepted, undecided),
-        answers_for_nothing(for_nothing),
-        answers_for_kept(facts.dropped),
-    ]
-    refused = without(replacement_ids(asks), replacements.accepted)
+    outcomes.set(delivered, Reason.MADE_DUE)
+    outcomes.close(facts.known_from, repeating)
+    outcome = np.append(outcomes.of(asks), [Reason.NAME_KEPT] * facts.dropped.num_rows)
+    answers = answers_by(
+        pa.concat_tables([asks, facts.dropped]), outcome, not_waiting, replacements.accepted, facts.numbers, undecided
+    )
+    refused = without(replacement_ids(own), replacements.accepted)
     left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
     moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.retimed)])
     replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
     replaced |= replacements.replaced
     return Decision(
-        pa.concat_tables(answers), outcomes.taken, without(left_out, delivered), facts.names, replaced, moves,
+        answers, outcomes.taken, without(left_out, delivered), facts.names, replaced, moves,
         facts.retimed, drops=facts.dropped.num_rows > 0,
     )  # fmt: skip

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,7 +36,7 @@ from state.cancel import WAITING, MessageId, delivering_ids, own_ids
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
-from streaming.job.requests.answers import answers_for_repeating, with_occurrences
+from state.reasons import Reason
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp, look_up, useful_from_ms
 from streaming.job.requests.outcomes import Outcomes
@@ -234,15 +233,12 @@ class RequestDesk:
             outcomes.take(found)
         found_due = self._look_for(outcomes, named, asks, shard_output, rows, span, may_repeat)
         due_now = pa.concat_tables([undecided, found_due])
-        # What repeats comes in its time.
-        in_time = among(asks, ids_of(self._numbers)) & np.asarray(asks.column("delivers"))
-        asks, refused = asks.filter(pa.array(~in_time)), asks.filter(pa.array(in_time))
         recalled = self._recalled_among(outcomes.open_ids(), span)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = asks.filter(pc.equal(asks.column("condition"), WAITING))
         facts = Facts(
             outcomes, named.dropped, named.superseded, named.retimed, named.names, due_now, recalled,
-            self._recalled.known_from, self._stored_ids.replaced_by(conditional),
+            self._recalled.known_from, self._stored_ids.replaced_by(conditional), self._numbers,
             due_at_once_ms(clock_ms, span.cutoff_ms),
         )  # fmt: skip
         # What is decided.
@@ -251,10 +247,6 @@ class RequestDesk:
         due_before_ms = max(span.cutoff_ms, taken_before_ms)
         terms = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
         decision = decide(asks, facts, terms)
-        if self._numbers:
-            own = answers_for_repeating(refused, ids_in(decision.cancelled))
-            answers = pa.concat_tables([decision.answers, own])
-            decision = replace(decision, answers=with_occurrences(answers, asks, decision.cancelled, self._numbers))
         log.info(
             "batch %d: decided %d requests, cancelled %d messages (%d because their name is taken), made %d due now",
             span.batch_id, asks.num_rows, decision.cancels, named.dropped.num_rows, decision.made_due,
@@ -300,8 +292,8 @@ class RequestDesk:
         if not (not_found := outcomes.open_ids()):
             return CANCELLED_SCHEMA.empty_table()
         known = self._stored_ids.cancelled_among(not_found)
-        outcomes.set_cancelled(known.ids)
-        outcomes.set_delivered(self._stored_ids.moved_among(known.ids))
+        outcomes.set(known.ids, Reason.WITHDRAWN)
+        outcomes.set(self._stored_ids.moved_among(known.ids), Reason.MADE_DUE)
         # What shall be due at once must be found where it is, and so must what repeats.
         if not may_repeat:
             held = among(named.held, outcomes.open_ids(but=delivering_ids(asks)))

@@ -1,8 +1,9 @@
-"""What became of the messages that a batch's asks ask for, as far as the batch knows."""
+"""What became of the messages that the requests of a batch ask for, as far as the batch knows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,26 +13,24 @@ import pyarrow.compute as pc
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.origin import Offsets, by_partition
 from state.message_ids import NO_IDS, Ids, among, ids_in, is_below, places_in, table_of
-
-# Open: not known yet. Old: its record is deleted, or so old that nobody may know whether it was cancelled. Delivered: a
-# request has made it due at once, now or before.
-OPEN, CANCELLED, DELIVERED, HANDED_OVER, OLD, UNREAD, NO_INPUT = range(7)
+from state.reasons import Reason
 
 
 class Outcomes:
-    """The outcome of each message that is asked for, each once.
+    """The outcome of each message that is asked for, each once: the `Reason` that an answer has, or None if it is open.
 
-    One that the job has not read when the batch ends is `UNREAD`, or `NO_INPUT` if no input topic has its name. All
-    others are `OPEN` at first.
+    A message that the job has not read when the batch ends is `NOT_READ`, or `NO_INPUT_TOPIC` if no input topic has its
+    name. All others are open at first.
     """
 
     def __init__(self, asked: Ids, ends: Offsets) -> None:
         """Take the ids that are asked for, and up to which offsets the job has read when the batch ends."""
         self._asked = table_of(asked)
+        self._outcomes = np.full(self._asked.num_rows, None, dtype=object)
         # By the offset log, and not by the settings, which a replay may find changed.
-        outcomes = np.where(is_below(self._asked, by_partition(ends)), OPEN, UNREAD).astype(np.int8)
+        self._outcomes[~is_below(self._asked, by_partition(ends))] = Reason.NOT_READ
         is_input = np.asarray(pc.is_in(self._asked.column("topic"), pa.array(list(ends), pa.string())))
-        self._outcomes = np.where(is_input, outcomes, np.int8(NO_INPUT))
+        self._outcomes[~is_input] = Reason.NO_INPUT_TOPIC
         self._taken: list[pa.Table] = []
 
     @property
@@ -41,26 +40,36 @@ class Outcomes:
 
     def open_ids(self, but: Ids = NO_IDS) -> Ids:
         """Return the ids whose outcome is open, without those of `but`."""
-        return ids_in(self._asked.filter(pa.array((self._outcomes == OPEN) & ~among(self._asked, but))))
+        return ids_in(self._asked.filter(pa.array(self._is_open & ~among(self._asked, but))))
 
     def take(self, messages: pa.Table) -> None:
         """Let this batch take `messages` (`CANCELLED_SCHEMA`) from where they wait, asked for or not: cancel them."""
         self._taken.append(messages)
-        self.set_cancelled(ids_in(messages))
+        self.set(ids_in(messages), Reason.WITHDRAWN)
 
-    def set_cancelled(self, ids: Ids) -> None:
-        """Take note that `ids` are cancelled, by whatever batch or process."""
-        self._outcomes[among(self._asked, ids)] = CANCELLED
+    def set(self, ids: Ids, outcome: Reason) -> None:
+        """Take note of the outcome of `ids`: whatever batch, request or process has brought it about."""
+        self._outcomes[among(self._asked, ids)] = outcome
 
-    def set_delivered(self, ids: Ids) -> None:
-        """Take note that requests have made `ids` due at once, this batch's or earlier ones."""
-        self._outcomes[among(self._asked, ids)] = DELIVERED
+    def close(self, known_from: Mapping[tuple[str, int], int], repeating: Ids) -> None:
+        """Give an outcome to what is open: it waits, is too old to be known, or is handed over.
 
-    def close(self, known_from: Mapping[tuple[str, int], int]) -> None:
-        """Let what is open be `OLD` if it is below the offset `known_from` of its input partition, or `HANDED_OVER`."""
-        is_open = self._outcomes == OPEN
-        self._outcomes[is_open] = np.where(is_below(self._asked, known_from), OLD, HANDED_OVER)[is_open]
+        Messages that wait are `repeating`: nothing else is left where it is. Those below the offset `known_from` of
+        their input partition are old.
+        """
+        is_old = is_below(self._asked, known_from)
+        rest = np.where(is_old, Reason.RECORD_DELETED, Reason.HANDED_OVER)  # type: ignore[call-overload]
+        rest[among(self._asked, repeating)] = Reason.REPEATS
+        is_open = self._is_open
+        self._outcomes[is_open] = rest[is_open]
 
-    def of(self, asks: pa.Table) -> npt.NDArray[np.int8]:
-        """Return the outcome of the message that each of `asks` asks for."""
-        return self._outcomes[places_in(self._asked, asks)]
+    def of(self, asks: pa.Table) -> npt.NDArray[Any]:
+        """Return the outcome of the message that each of `asks` asks for: by a name, there may be no message."""
+        places = places_in(self._asked, asks)
+        found = np.full(asks.num_rows, Reason.NO_SUCH_NAME, dtype=object)
+        found[places >= 0] = self._outcomes[places[places >= 0]]
+        return found
+
+    @property
+    def _is_open(self) -> npt.NDArray[np.bool_]:
+        return np.array([outcome is None for outcome in self._outcomes.tolist()], dtype=bool)
