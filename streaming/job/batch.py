@@ -267,11 +267,10 @@ class BatchRunner:
 
     def _with_moves(self, plan: BatchPlan, output: BatchOutput, decision: Decision, held: ExitStack) -> BatchOutput:
         """Return what the batch has once messages are moved."""
-        stored = self._cancels.places_of(decision.moves)
-        frame = with_moves(output.frame, self._store, stored, decision.moves, plan.span, plan.settings)
+        frame = with_moves(output.frame, self._store, decision.places, decision.moves, plan.span, plan.settings)
         moved = held.enter_context(closing(BatchOutput(frame, is_spread=True)))
         moved.compute()
-        check_moved(output.rows, moved.rows, stored)
+        check_moved(output.rows, moved.rows, decision.places)
         return moved
 
     def _occurring(self, plan: BatchPlan, output: BatchOutput, cancels: Cancels, held: ExitStack) -> BatchOutput | None:

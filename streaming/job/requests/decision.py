@@ -50,8 +50,10 @@ from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, witho
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
 from streaming.job.requests.answers import answers_by
+from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.replacements import Replacements
+from streaming.job.requests.search import Waiting
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Decision:
     `moves` are messages that get another due time (`state.buckets.moves.MOVES_SCHEMA`). Those that are due at once are
     among the cancelled messages, although the batch does not cancel them: `replaced` has for each when it is due. The
     others are `retimed`: messages of the batch that take over the due time of another one (`RETIMED_SCHEMA`).
+    `places` says where those wait that are in the table.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
@@ -75,6 +78,7 @@ class Decision:
     replaced: Mapping[MessageId, Successor] = field(default_factory=dict)
     moves: pa.Table = field(default_factory=MOVES_SCHEMA.empty_table)
     retimed: pa.Table = field(default_factory=RETIMED_SCHEMA.empty_table)
+    places: Waiting | None = None
     drops: bool = False
 
     @property
@@ -113,28 +117,24 @@ class Facts(NamedTuple):
     """What is known of the messages that a batch's asks ask for.
 
     - `outcomes`: what the batch cancels of them, and what was cancelled before
-    - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
-    - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
-    - `retimed`: messages of the batch that take over another due time (`RETIMED_SCHEMA`): nobody asks for them
-    - `names`: the messages that have names from now on (`NAMED_SCHEMA`)
-    - `due_now`: what the batch takes of that which it would hand over itself, perhaps (`CANCELLED_SCHEMA`)
+    - `named`: what the names have told
+    - `due_now`: what the batch takes of that which it would seal or hand over itself, perhaps (`CANCELLED_SCHEMA`)
     - `recalled`: what release processes have recalled
     - `known_from`: from which offset of each input partition on nothing is forgotten
     - `replaced_before`: what a lost batch has replaced, and the id of each one's replacement
     - `numbers`: the messages that repeat, and the number of the occurrence that waited
+    - `waits`: what waits in the table
     - `due_at_once_ms`: when a message is due that the batch makes due at once, epoch ms
     """
 
     outcomes: Outcomes
-    dropped: pa.Table
-    superseded: pa.Table
-    retimed: pa.Table
-    names: pa.Table
+    named: LookedUp
     due_now: pa.Table
     recalled: Ids
     known_from: Mapping[tuple[str, int], int]
     replaced_before: Mapping[MessageId, MessageId]
     numbers: Mapping[MessageId, int]
+    waits: Waiting | None
     due_at_once_ms: int
 
 
@@ -143,28 +143,28 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
 
     `undecided` takes the place of an answer if the release processes must decide.
     """
-    outcomes, repeating = facts.outcomes, ids_of(facts.numbers)
+    outcomes, dropped, repeating = facts.outcomes, facts.named.dropped, ids_of(facts.numbers)
     # As many go on in a replay, whatever is recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set(facts.recalled, Reason.WITHDRAWN)
     # What repeats comes in its time, whoever wants it at once.
     stays = np.asarray(asks.column("delivers")) & among(asks, repeating)
     own = asks.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
-    replacements = Replacements.of(own, facts.dropped, outcomes.taken, facts.replaced_before)
+    replacements = Replacements.of(own, dropped, outcomes.taken, facts.replaced_before)
     outcomes.take(replacements.refused)
     delivered = replacements.delivered
     outcomes.set(delivered, Reason.MADE_DUE)
     outcomes.close(facts.known_from, repeating)
-    outcome = np.append(outcomes.of(asks), [Reason.NAME_KEPT] * facts.dropped.num_rows)
+    outcome = np.append(outcomes.of(asks), [Reason.NAME_KEPT] * dropped.num_rows)
     answers = answers_by(
-        pa.concat_tables([asks, facts.dropped]), outcome, not_waiting, replacements.accepted, facts.numbers, undecided
+        pa.concat_tables([asks, dropped]), outcome, not_waiting, replacements.accepted, facts.numbers, undecided
     )
     refused = without(replacement_ids(own), replacements.accepted)
-    left_out = united([refused, ids_in(own_ids(facts.dropped)), ids_in(facts.due_now), ids_in(facts.superseded)])
-    moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.retimed)])
+    left_out = united([refused, ids_in(own_ids(dropped)), ids_in(facts.due_now), ids_in(facts.named.superseded)])
+    moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.named.retimed)])
     replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
     replaced |= replacements.replaced
     return Decision(
-        answers, outcomes.taken, without(left_out, delivered), facts.names, replaced, moves,
-        facts.retimed, drops=facts.dropped.num_rows > 0,
+        answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
+        facts.named.retimed, None if facts.waits is None else facts.waits.among(delivered), dropped.num_rows > 0,
     )  # fmt: skip

@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
@@ -24,25 +23,21 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.progress import read_markers
 from state.answers import Undecided
 from state.buckets.cancelled import (
-    CANCELLED_SCHEMA,
-    NONE_CANCELLED,
     NOTHING_FORGETTABLE,
-    CancelledIds,
     Forgettable,
 )
 from state.buckets.moves import due_at_once_ms
 from state.buckets.operator import ASKED
-from state.cancel import WAITING, MessageId, delivering_ids, own_ids
+from state.cancel import WAITING
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
-from state.reasons import Reason
+from state.message_ids import NO_IDS, Ids, ids_in
 from streaming.job.requests.decision import Decision, Facts, decide
-from streaming.job.requests.names import LookedUp, look_up, useful_from_ms
+from streaming.job.requests.names import look_up, useful_from_ms
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
-from streaming.job.requests.search import Waiting, passed_by, read_asks, waiting
+from streaming.job.requests.search import Search, read_asks
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.spark.pools import MAINTENANCE, use_pool
 
@@ -80,8 +75,6 @@ class RequestDesk:
         self._sealed_ids = SealedIds(store)
         # Whether the batch that decides first has stored something before; None before that.
         self._is_replay: bool | None = None
-        # Of the newest decision: the messages that repeat, and the number of the occurrence that waited.
-        self._numbers: dict[MessageId, int] = {}
         self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
         # In the order in which they are taken.
         self._running: list[Future[None]] = []
@@ -93,8 +86,6 @@ class RequestDesk:
         # the monotonic clock.
         self._shown: BatchSpan | None = None
         self._markers_s = -math.inf
-        # What the batch that was decided last has found in the table.
-        self._waits: Waiting | None = None
 
     def close(self) -> None:
         """Close the consumers of the recalled topic, and the files of ids.
@@ -187,7 +178,7 @@ class RequestDesk:
     def decide(
         self,
         shard_output: DataFrame,
-        rows: Iterable[Row],
+        rows: Sequence[Row],
         span: BatchSpan,
         clock_ms: int,
         taken_before_ms: int = 0,
@@ -211,35 +202,24 @@ class RequestDesk:
         asked = read_asks(rows)
         self._open(span)
         # Names become ids.
+        search = Search(self._store, self._stored_ids, self._sealed_ids, shard_output, rows, span, may_repeat)
         has_name = pc.is_valid(asked.asks.column("name"))
         by_id, by_name = asked.asks.filter(pc.invert(has_name)), asked.asks.filter(has_name)
-        first = ids_in(own_ids(asked.asks.filter(asked.asks.column("repeats").fill_null(False))))
-        repeating = united([first, self._repeating(delivering_ids(by_id), span)]) if may_repeat else first
-        in_vain = np.asarray(by_id.column("delivers")) & among(by_id, repeating)
         named = look_up(
-            by_name,
-            ids_in(by_id.filter(pa.array(~in_vain))),
-            self._stored_ids,
-            span,
-            clock_ms,
-            lambda ids: self._waiting(span, ids).messages,
-        )
+            by_name, search.asked_for(by_id, asked.repeating), self._stored_ids, span, clock_ms,
+            lambda ids: search.waiting(ids).messages,
+        )  # fmt: skip
         asks = pa.concat_tables([by_id, named.asks])
-        self._numbers = dict.fromkeys(each_of(united([asked.repeating, first])), 1)
         # What is known of each id.
-        outcomes = Outcomes(ids_in(asks.filter(pc.greater_equal(asks.column("offset"), 0))), span.ends)
-        undecided = self._taken_of(asked.undecided, asks)
-        for found in (asked.taken_out, undecided, named.superseded):
-            outcomes.take(found)
-        found_due = self._look_for(outcomes, named, asks, shard_output, rows, span, may_repeat)
-        due_now = pa.concat_tables([undecided, found_due])
+        outcomes = Outcomes(ids_in(asks.filter(pc.field("offset") >= 0)), span.ends)
+        due_now = search.take(outcomes, asked, named, asks)
         recalled = self._recalled_among(outcomes.open_ids(), span)
         # A lost batch may have taken out what a replacement names that is read again.
         conditional = asks.filter(pc.equal(asks.column("condition"), WAITING))
         facts = Facts(
-            outcomes, named.dropped, named.superseded, named.retimed, named.names, due_now, recalled,
-            self._recalled.known_from, self._stored_ids.replaced_by(conditional), self._numbers,
-            due_at_once_ms(clock_ms, span.cutoff_ms),
+            outcomes, named, due_now, recalled, self._recalled.known_from,
+            self._stored_ids.replaced_by(conditional), search.numbers,
+            search.waits, due_at_once_ms(clock_ms, span.cutoff_ms),
         )  # fmt: skip
         # What is decided.
         shards = span.origin.shards
@@ -253,79 +233,12 @@ class RequestDesk:
         )  # fmt: skip
         return decision
 
-    def _repeating(self, ids: Ids, span: BatchSpan) -> Ids:
-        """Return which of `ids` keep their names, wait in the table, and repeat."""
-        keeping = ids_in(self._stored_ids.keeping_among(ids))
-        waits = self._waiting(span, keeping, self._stored_ids.cancelled_among(keeping))
-        return ids_of(numbers_of(waits, self._store))
-
-    def places_of(self, moves: pa.Table) -> Waiting | None:
-        """Return where those of `moves`, of the newest decision, wait in the table; None if none of them does.
-
-        Only messages that are made due at once do. All others came with the batch.
-        """
-        at_once = moves.filter(moves.column("at_once"))
-        return None if self._waits is None else self._waits.among(ids_in(at_once))
-
     def _open(self, span: BatchSpan) -> None:
         """Read what earlier batches have stored, and find out whether this one has, before it was cut off."""
         if self._is_replay is None:
             stored = self._store.newest_of(span.origin.checkpoint)
             self._is_replay = stored is not None and stored >= span.batch_id
         self._stored_ids.open(span.bucket, span.origin)
-
-    def _look_for(
-        self,
-        outcomes: Outcomes,
-        named: LookedUp,
-        asks: pa.Table,
-        shard_output: DataFrame,
-        rows: Iterable[Row],
-        span: BatchSpan,
-        may_repeat: bool,
-    ) -> pa.Table:
-        """Take what waits, wherever that is, and `asks` ask for.
-
-        Returns what this batch would seal or hand over otherwise (`CANCELLED_SCHEMA`).
-        """
-        self._waits = None
-        if not (not_found := outcomes.open_ids()):
-            return CANCELLED_SCHEMA.empty_table()
-        known = self._stored_ids.cancelled_among(not_found)
-        outcomes.set(known.ids, Reason.WITHDRAWN)
-        outcomes.set(self._stored_ids.moved_among(known.ids), Reason.MADE_DUE)
-        # What shall be due at once must be found where it is, and so must what repeats.
-        if not may_repeat:
-            held = among(named.held, outcomes.open_ids(but=delivering_ids(asks)))
-            outcomes.take(named.held.filter(pa.array(held)))
-
-        def wanted(but: Ids = NO_IDS) -> Ids:
-            # Of an input topic that was made anew, another message may have the id of one that was cancelled.
-            return united([outcomes.open_ids(but), known.ids])
-
-        # The first batch finds there what an earlier checkpoint has left, however long it is due.
-        handed_over = ids_in(named.handed_over) if span.batch_id else NO_IDS
-        self._waits = self._waiting(span, wanted(but=handed_over), known, may_repeat)
-        self._numbers |= self._waits.numbers
-        outcomes.take(self._taken_of(self._waits.messages, asks))
-        passed, numbers = passed_by(wanted(), shard_output, rows)
-        self._numbers |= numbers
-        found = self._taken_of(passed, asks)
-        outcomes.take(found)
-        return found
-
-    def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
-        """Return those of the `found` messages that `asks` take: not what repeats, if they only want it to be due."""
-        delivers = np.asarray(asks.column("delivers"))
-        if not (self._numbers and delivers.any()):
-            return found
-        stays = without(ids_of(self._numbers), ids_in(asks.filter(pa.array(~delivers))))
-        return found.filter(pa.array(~among(found, stays)))
-
-    def _waiting(
-        self, span: BatchSpan, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED, may_repeat: bool = False
-    ) -> Waiting:
-        return waiting(ids, self._store, self._sealed_ids, span, cancelled, may_repeat)
 
     def _recalled_among(self, ids: Ids, span: BatchSpan) -> Ids:
         """Return which of `ids` release processes have recalled by now."""

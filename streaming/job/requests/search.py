@@ -7,7 +7,8 @@ here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,14 +22,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
-from state.cancel import MessageId, delivering_ids
+from state.cancel import MessageId, delivering_ids, own_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
 from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, ids_in
+from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
+from state.reasons import Reason
 from state.repeats.occurrences import waiting_in
+from streaming.job.requests.names import LookedUp
+from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.sealed_ids import SealedIds
+from streaming.job.requests.stored_ids import StoredIds
 
 # A message in a chunk: its id, the bucket of the chunk, when it is due (epoch ms), and the number of the occurrence;
 # null if it does not repeat.
@@ -46,7 +51,7 @@ class Asked(NamedTuple):
     """The `asks` of a batch (`ASK_SCHEMA`), and what its state stage has found for them (`CANCELLED_SCHEMA`).
 
     It has `taken_out` messages. Those that any ask wants to be due at once are `undecided`: in rows of the batch.
-    `repeating` are those that repeat.
+    `repeating` are those that repeat, and those that come with the asks.
     """
 
     asks: pa.Table
@@ -60,8 +65,9 @@ def read_asks(rows: Iterable[Row]) -> Asked:
     tables = [(row["kind"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] in (ASKED, TAKEN_OUT)]
     asks = pa.concat_tables([table for kind, table in tables if kind == ASKED])
     found = [table for kind, table in tables if kind == TAKEN_OUT]
+    comes_again = ids_in(own_ids(asks.filter(asks.column("repeats").fill_null(False))))
     if not found:
-        return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), NO_IDS)
+        return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), comes_again)
     # Two have one id if an input topic was created again.
     by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
     dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(asks)))
@@ -69,8 +75,9 @@ def read_asks(rows: Iterable[Row]) -> Asked:
     messages = pa.table([*(by_id.column(name) for name in ID), froms, dues], schema=CANCELLED_SCHEMA)
     repeating = pa.concat_tables(found)
     repeating = repeating.filter(pa.array(repeats(repeating)))
+    comes_again = united([comes_again, ids_in(repeating)])
     taken_out, undecided = messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided)
-    return Asked(asks, taken_out, undecided, ids_in(repeating))
+    return Asked(asks, taken_out, undecided, comes_again)
 
 
 class Waiting(NamedTuple):
@@ -101,45 +108,127 @@ class Waiting(NamedTuple):
         return 0 if bucket == self.overdue_bucket else self.from_ms
 
 
-def waiting(
-    ids: Ids,
-    store: BucketTable,
-    sealed_ids: SealedIds,
-    span: BatchSpan,
-    cancelled: CancelledIds = NONE_CANCELLED,
-    may_repeat: bool = False,
-) -> Waiting:
-    """Return which of `ids` wait in a bucket of an earlier batch than that of `span`.
+@dataclass
+class Search:
+    """Looks for messages wherever they wait, for the requests of the batch of `span`.
 
-    They are not handed over before this batch, and not `cancelled`. `sealed_ids` are those of `store`. `may_repeat`
-    says whether any message that waits there repeats.
+    - `store`, `stored_ids`, `sealed_ids`: the table, and what is known of it
+    - `shard_output`, `rows`: what its state stage gives (`driver_rows`)
+    - `may_repeat`: whether any message that waits in the table repeats
+    - `numbers`: the messages that repeat, and the number of the occurrence that waits, once they are found
+    - `waits`: what waits in the table, once it is found
     """
-    previous_ms = span.handed_over_below_ms
-    # The first batch hands over what an earlier checkpoint has left, however long it is due.
-    overdue_bucket = None if span.batch_id else span.origin.overdue_bucket
-    nothing = Waiting(LOCATED_SCHEMA.empty_table(), 0, previous_ms, overdue_bucket)
-    if not ids:
-        return nothing
-    # The index and chunks, of one version: a merge moves messages to other parts.
-    found = nothing._replace(version=store.version())
-    located = sealed_ids.locate(ids, span.bucket, previous_ms if span.batch_id else 0, found.version)
-    if cancelled.ids:
-        located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
-    from_ms, until_ms, buckets = (located.column(name).to_numpy() for name in ("from_ms", "until_ms", "bucket"))
-    # A rebuild seals dead letters and answers there too, which have ids of messages. The first batch hands them over.
-    is_overdue = buckets == overdue_bucket
-    waits = (from_ms >= previous_ms) & ~is_overdue
-    certain = located.filter(pa.array(waits))
-    doubtful = located.filter(pa.array(~waits & (is_overdue | (until_ms >= previous_ms))))
-    looked_at = pa.concat_tables([certain, doubtful]) if may_repeat else doubtful
-    if not looked_at.num_rows:
-        return found._replace(places=certain)
-    there = _found_in(store.chunks_at(looked_at, found.version), ids_in(looked_at))
-    first_ms = pa.array([found.first_ms(each) for each in there.column("bucket").to_pylist()], pa.int64())
-    there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
-    # What is certain keeps its bounds: a replay, which may look at more or less, decides the same.
-    places = pa.concat_tables([certain, _still_there(doubtful, there)])
-    return found._replace(places=places, numbers=_numbers_by_id(there))
+
+    store: BucketTable
+    stored_ids: StoredIds
+    sealed_ids: SealedIds
+    shard_output: DataFrame
+    rows: Sequence[Row]
+    span: BatchSpan
+    may_repeat: bool
+    numbers: dict[MessageId, int] = field(default_factory=dict)
+    waits: Waiting | None = None
+
+    def asked_for(self, asks: pa.Table, repeating: Ids) -> Ids:
+        """Return the ids that `asks` ask for (`ASK_SCHEMA`), but for messages that repeat and shall only be due now.
+
+        Such a message keeps its name. `repeating` are those that came with the batch.
+        """
+        if self.may_repeat:
+            keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(asks)))
+            waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping), may_repeat=True)
+            repeating = united([repeating, ids_of(waits.numbers)])
+        in_vain = np.asarray(asks.column("delivers")) & among(asks, repeating)
+        return ids_in(asks.filter(pa.array(~in_vain)))
+
+    def take(self, outcomes: Outcomes, asked: Asked, named: LookedUp, asks: pa.Table) -> pa.Table:
+        """Let `outcomes` take what waits, wherever that is, and `asks` ask for (`ASK_SCHEMA`, by ids).
+
+        `asked` and `named` are what the batch is asked for by ids and names. Returns what this batch would seal or hand
+        over otherwise (`CANCELLED_SCHEMA`).
+        """
+        self.numbers |= dict.fromkeys(each_of(asked.repeating), 1)
+        undecided = self._taken_of(asked.undecided, asks)
+        for found in (asked.taken_out, undecided, named.superseded):
+            outcomes.take(found)
+        if not (not_found := outcomes.open_ids()):
+            return undecided
+        known = self.stored_ids.cancelled_among(not_found)
+        outcomes.set(known.ids, Reason.WITHDRAWN)
+        outcomes.set(self.stored_ids.moved_among(known.ids), Reason.MADE_DUE)
+        # What shall be due at once must be found where it is, and so must what repeats.
+        if not self.may_repeat:
+            held = among(named.held, outcomes.open_ids(but=delivering_ids(asks)))
+            outcomes.take(named.held.filter(pa.array(held)))
+
+        def wanted(but: Ids = NO_IDS) -> Ids:
+            # Of an input topic that was made anew, another message may have the id of one that was cancelled.
+            return united([outcomes.open_ids(but), known.ids])
+
+        # The first batch finds there what an earlier checkpoint has left, however long it is due.
+        handed_over = ids_in(named.handed_over) if self.span.batch_id else NO_IDS
+        self.waits = self.waiting(wanted(but=handed_over), known, self.may_repeat)
+        self.numbers |= self.waits.numbers
+        outcomes.take(self._taken_of(self.waits.messages, asks))
+        passed = self._taken_of(self._passed_by(wanted()), asks)
+        outcomes.take(passed)
+        return pa.concat_tables([undecided, passed])
+
+    def waiting(self, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED, may_repeat: bool = False) -> Waiting:
+        """Return which of `ids` wait in a bucket of an earlier batch.
+
+        They are not handed over before this batch, and not `cancelled`. If they `may_repeat`, each is looked at.
+        """
+        previous_ms = self.span.handed_over_below_ms
+        # The first batch hands over what an earlier checkpoint has left, however long it is due.
+        overdue_bucket = None if self.span.batch_id else self.span.origin.overdue_bucket
+        nothing = Waiting(LOCATED_SCHEMA.empty_table(), 0, previous_ms, overdue_bucket)
+        if not ids:
+            return nothing
+        # The index and chunks, of one version: a merge moves messages to other parts.
+        found = nothing._replace(version=self.store.version())
+        from_ms = previous_ms if self.span.batch_id else 0
+        located = self.sealed_ids.locate(ids, self.span.bucket, from_ms, found.version)
+        if cancelled.ids:
+            located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
+        froms, untils, buckets = (located.column(name).to_numpy() for name in ("from_ms", "until_ms", "bucket"))
+        # A rebuild seals dead letters and answers there too, which have ids of messages. The first batch hands them
+        # over.
+        is_overdue = buckets == overdue_bucket
+        waits = (froms >= previous_ms) & ~is_overdue
+        certain = located.filter(pa.array(waits))
+        doubtful = located.filter(pa.array(~waits & (is_overdue | (untils >= previous_ms))))
+        looked_at = pa.concat_tables([certain, doubtful]) if may_repeat else doubtful
+        if not looked_at.num_rows:
+            return found._replace(places=certain)
+        there = _found_in(self.store.chunks_at(looked_at, found.version), ids_in(looked_at))
+        first_ms = pa.array([found.first_ms(each) for each in there.column("bucket").to_pylist()], pa.int64())
+        there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
+        # What is certain keeps its bounds: a replay, which may look at more or less, decides the same.
+        places = pa.concat_tables([certain, _still_there(doubtful, there)])
+        return found._replace(places=places, numbers=_numbers_by_id(there))
+
+    def _passed_by(self, ids: Ids) -> pa.Table:
+        """Return those of `ids` that this batch seals, or hands over, from overflow groups (`CANCELLED_SCHEMA`).
+
+        Such groups have no state, and take nothing out.
+        """
+        # Each group says what it keeps, and overflow groups come beside the group of their shard.
+        groups = Counter(row["shard"] for row in self.rows if row["kind"] == KEPT)
+        if not ids or max(groups.values(), default=0) < 2:
+            return CANCELLED_SCHEMA.empty_table()
+        found = _found_in(self.shard_output.where(f"kind IN ('{SEALED}', '{DUE}')"), ids)
+        self.numbers |= _numbers_by_id(found)
+        due = found.column("deliver_at_ms")
+        return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA)
+
+    def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
+        """Return those of the `found` messages that `asks` take: not what repeats, if they only want it to be due."""
+        delivers = np.asarray(asks.column("delivers"))
+        if not (self.numbers and delivers.any()):
+            return found
+        stays = without(ids_of(self.numbers), ids_in(asks.filter(pa.array(~delivers))))
+        return found.filter(pa.array(~among(found, stays)))
 
 
 def _numbers_by_id(found: pa.Table) -> dict[MessageId, int]:
@@ -162,20 +251,6 @@ def _still_there(doubtful: pa.Table, there: pa.Table) -> pa.Table:
     places = pa.table([exact.column(name) for name in columns], schema=LOCATED_SCHEMA)
     # A message, and its request, may have two.
     return places.group_by(LOCATED_SCHEMA.names, use_threads=False).aggregate([])
-
-
-def passed_by(ids: Ids, shard_output: DataFrame, rows: Iterable[Row]) -> tuple[pa.Table, dict[MessageId, int]]:
-    """Return those of `ids` that this batch seals, or hands over, from overflow groups (`CANCELLED_SCHEMA`).
-
-    And the number of the occurrence of those that repeat. Such groups have no state, and take nothing out.
-    """
-    # Each group says what it keeps, and overflow groups come beside the group of their shard.
-    groups = Counter(row["shard"] for row in rows if row["kind"] == KEPT)
-    if not ids or max(groups.values(), default=0) < 2:
-        return CANCELLED_SCHEMA.empty_table(), {}
-    found = _found_in(shard_output.where(f"kind IN ('{SEALED}', '{DUE}')"), ids)
-    due = found.column("deliver_at_ms")
-    return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA), _numbers_by_id(found)
 
 
 def _found_in(chunks: DataFrame, ids: Ids) -> pa.Table:

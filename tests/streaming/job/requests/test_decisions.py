@@ -397,7 +397,7 @@ class Service:
             return output
         assert decision.shows(span.cutoff_ms), "a rebuild must know it"
         assert self.desk is not None
-        stored = self.desk.places_of(decision.moves)
+        stored = decision.places
         frame = with_moves(self.table.frame(output), self.table, stored, decision.moves, span, BATCH_SETTINGS)
         moved = frame.toArrow().cast(SHARD_OUTPUT_SCHEMA)
         rows: list[Any] = moved.to_pylist()

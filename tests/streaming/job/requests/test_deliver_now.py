@@ -76,7 +76,7 @@ def decide(
     decision = desk.decide(frame, before, of, CLOCK_MS)
     moved: list[tuple[int, int, int]] = []
     if decision.moves.num_rows:
-        stored = desk.places_of(decision.moves)
+        stored = decision.places
         after = with_moves(frame, store, stored, decision.moves, of, BATCH_SETTINGS)
         check_moved(before, driver_rows(after), stored)
         chunks = [decode_chunk(bytes(each["chunk"])) for each in after.collect() if each["kind"] == DUE]
