@@ -6,7 +6,10 @@ A code never changes, and no program decides by a sentence. docs/publish/cancell
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 Result = Literal["cancelled", "due-now", "too-late", "unknown", "kept"]
 RESULTS: tuple[Result, ...] = get_args(Result)
@@ -63,3 +66,23 @@ class Reason(Enum):
         self.code = code
         self.result: Result = result
         self.why = why
+
+
+def reasons_for(
+    outcomes: npt.NDArray[Any], delivers: npt.NDArray[np.bool_], is_refused: npt.NDArray[np.bool_]
+) -> npt.NDArray[Any]:
+    """Return the reason of each answer, by what became of the message and by what the request wants.
+
+    Args:
+        outcomes: what became of each message, as the reason that the request has which brought it about.
+        delivers: which requests want their message to be due at once.
+        is_refused: which requests come with a message that is refused.
+    """
+    is_cancelled = (outcomes == Reason.WITHDRAWN) | (outcomes == Reason.RECALLED)
+    is_made_due = outcomes == Reason.MADE_DUE
+    reasons = outcomes.copy()
+    reasons[is_cancelled & (delivers | is_refused)] = Reason.ALREADY_CANCELLED
+    reasons[is_made_due & ~delivers] = Reason.RELEASED
+    # What would replace it only if it waits comes too late as well.
+    reasons[is_made_due & is_refused] = Reason.HANDED_OVER
+    return reasons

@@ -32,7 +32,7 @@ from state.cancel import asked_by, first_delivered
 from state.kinds import requests_in
 from state.message_ids import NO_IDS, Ids, among, count_of, ids_in, united
 from state.order import OrderKey
-from state.reasons import Reason
+from state.reasons import Reason, reasons_for
 
 # More than the time from the commit of a release process until the job has read what it has recalled, by far.
 REMEMBERED_MS = 120_000
@@ -163,11 +163,11 @@ def decide(
     delivers = np.array([each.delivers for each in terms])
     # The last shard that looks for it gives the same answer, if no shard has it.
     reasons = np.full(requests.num_rows, Reason.RELEASED, dtype=object)
-    reasons[is_cancelled & ~delivers] = Reason.RECALLED
-    reasons[is_cancelled & delivers] = Reason.ALREADY_CANCELLED
-    reasons[is_delivered & delivers] = Reason.MADE_DUE
+    reasons[is_cancelled] = Reason.RECALLED
+    reasons[is_delivered] = Reason.MADE_DUE
     reasons[is_last & ~is_fresh & is_kept] = Reason.UNDECIDED
     reasons[is_last & ~is_kept] = Reason.RECORD_DELETED
+    reasons = reasons_for(reasons, delivers, np.zeros(requests.num_rows, dtype=bool))
     ends = ~goes_on
     comes_with_message = np.array([each.replaces for each in terms])[ends]
     answers = answers_to(

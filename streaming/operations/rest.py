@@ -25,7 +25,7 @@ from state.message import with_due_times
 from state.message_ids import among, ids_in, ids_of, places_in
 from state.name_holders import HOLDER_SCHEMA
 from state.names import KEEP, KEEP_TIME
-from state.reasons import Reason
+from state.reasons import Reason, reasons_for
 from streaming.operations.moved import Moved
 from streaming.operations.schedules import left_of_input
 
@@ -193,10 +193,8 @@ def _answers(
     is_refused = is_replacement & among(own_ids(asks), ids_of(refused))
     reasons = np.full(asks.num_rows, Reason.CHECKPOINT_LOST, dtype=object)
     reasons[were_cancelled] = Reason.WITHDRAWN
-    reasons[were_cancelled & (delivers | is_refused)] = Reason.ALREADY_CANCELLED
-    reasons[were_moved] = Reason.RELEASED
-    reasons[were_moved & is_refused] = Reason.HANDED_OVER
-    reasons[were_moved & delivers] = Reason.MADE_DUE
+    reasons[were_moved] = Reason.MADE_DUE
+    reasons = reasons_for(reasons, delivers, is_refused)
     wanted = pa.array(~is_unwanted)
     accepted = pa.array(~is_refused, mask=~is_replacement).filter(wanted)
     return pa.concat_tables(

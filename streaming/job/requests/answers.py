@@ -14,7 +14,7 @@ from state.answers import OLD_MS, Undecided, answers_to, no_answers, undecided_a
 from state.cancel import ALWAYS, MessageId, own_ids
 from state.kinds import Mask
 from state.message_ids import ID, Ids, among
-from state.reasons import Reason
+from state.reasons import Reason, reasons_for
 
 
 def answers_by(
@@ -49,13 +49,6 @@ def answers_by(
     is_old = outcome == Reason.RECORD_DELETED
     goes_on = (is_old | (outcome == Reason.HANDED_OVER)) & may_go_on & ~is_unwanted
     is_accepted = among(own_ids(asks), accepted) | (outcome == Reason.NO_SUCH_NAME)
-    is_refused = is_replacement & ~is_accepted
-    is_cancelled, is_made_due = outcome == Reason.WITHDRAWN, outcome == Reason.MADE_DUE
-    reasons = outcome.copy()
-    reasons[is_cancelled & (delivers | is_refused)] = Reason.ALREADY_CANCELLED
-    reasons[is_made_due & ~delivers] = Reason.RELEASED
-    # What would replace it only if it waits comes too late as well.
-    reasons[is_made_due & is_refused] = Reason.HANDED_OVER
     decided = ~goes_on & ~is_unwanted
     terms = zip(*(each[goes_on].tolist() for each in (is_old, is_replacement, delivers)), strict=True)
     several = [
@@ -65,9 +58,9 @@ def answers_by(
     own = asks.filter(pa.array(decided))
     answered = answers_to(
         own,
-        reasons[decided],
+        reasons_for(outcome, delivers, is_replacement & ~is_accepted)[decided],
         pa.array(is_accepted[decided], mask=~is_replacement[decided]),
-        _occurrences(own, (is_cancelled & ~delivers)[decided], numbers) if numbers else None,
+        _occurrences(own, ((outcome == Reason.WITHDRAWN) & ~delivers)[decided], numbers) if numbers else None,
     )
     unwanted = no_answers(asks.filter(pa.array(is_unwanted)))
     return pa.concat_tables([answered, undecided_asks(asks.filter(pa.array(goes_on)), several), unwanted])
