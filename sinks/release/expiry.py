@@ -23,6 +23,9 @@ from state.header_values import header_text, parse_instant
 from state.kinds import MESSAGE, OCCURRENCE, kinds_of
 from state.message_ids import parse_id
 
+# The kinds of rows that can expire. Not what is made due at once: somebody has just asked for it.
+EXPIRING = (MESSAGE, OCCURRENCE)
+
 
 @dataclass(frozen=True)
 class Expiry:
@@ -46,8 +49,8 @@ class Expiry:
 
     @staticmethod
     def may_expire(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return which messages can expire at all: somebody has just asked for one that is made due at once."""
-        return np.isin(kinds_of(batch), (MESSAGE, OCCURRENCE))
+        """Return which messages can expire at all."""
+        return np.isin(kinds_of(batch), EXPIRING)
 
     def doubted(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
         """Return which messages may be expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`.

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from conf.errors import TopicMismatch
 from conf.rejected import MessageTooLarge, RecordRefused, Rejected
 from sinks.release.closed_topics import Closed, refused_by
-from sinks.release.expiry import Expiry
+from sinks.release.expiry import EXPIRING, Expiry
 from sinks.release.records import (
+    ANY_PARTITION,
     OVERDUE_MS,
     Record,
     as_dead_letter,
@@ -27,6 +28,7 @@ from sinks.release.records import (
 from sinks.release.stubs import as_stub
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits
+from state.kinds import DEAD_LETTER
 from state.stub import MOST_STUB_BYTES
 
 # What topics refused of a transaction, and the error of each: by topic and message id.
@@ -107,20 +109,25 @@ class RecordCheck:
         """Return whether a batch of the producer may be larger than a topic with these limits takes."""
         return limits.batch_bytes < self.batch_bytes
 
-    def admitted(self, record: Record, timestamp_ms: int, may_expire: bool = True) -> Record:
+    def admitted(self, record: Record, timestamp_ms: int, kind: int) -> Record:
         """Return `record`, or the dead letter that takes its place, or the stub if that is refused as well.
 
-        `timestamp_ms` (epoch ms) is that of the input record. Raises TopicMismatch if the stub is too large.
+        `timestamp_ms` (epoch ms) is that of the input record, and `kind` that of the row (`state.kinds`). A dead letter
+        for the topic of a former `topics.dead_letter` keeps its error if that topic refuses it. Raises TopicMismatch if
+        the stub is too large.
         """
         if record.topic in self.stamped_by_due:
             record = record._replace(timestamp_ms=record_due_ms(record))
         # Half of the age, since the broker's clock may be ahead of this one.
         elif record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
             record = record._replace(timestamp_ms=now_ms())
-        error = self._objection(record, may_expire)
+        error = self._objection(record, may_expire=kind in EXPIRING)
         if error is not None and record.topic != self.dead_letter:
-            record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
-            error = self._objection(record)
+            if kind == DEAD_LETTER:
+                record = record._replace(topic=self.dead_letter, partition=ANY_PARTITION)
+            else:
+                record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
+            error = self._objection(record, may_expire=False)
         if error is None:
             return record
         stub = as_stub(record)
@@ -138,7 +145,7 @@ class RecordCheck:
         topics = batch.column("output_topic").dictionary_encode()
         return [self.limits[topic] for topic in topics.dictionary.to_pylist()], np.asarray(topics.indices)
 
-    def _objection(self, record: Record, may_expire: bool = True) -> Rejected | None:
+    def _objection(self, record: Record, may_expire: bool) -> Rejected | None:
         """Return why the record's topic refuses it, or None if no reason is known."""
         topic = record.topic
         limits = self.limits[topic]

@@ -126,12 +126,13 @@ class TransactionWriter:
 
     def _checked(self, planned: Planned, check: RecordCheck) -> Iterable[Record]:
         for part in planned.messages.to_batches():
-            may_expire = check.expiry.may_expire(part).tolist()
-            for record, *terms in zip(records(part), part.column("timestamp_ms").to_pylist(), may_expire, strict=True):
-                yield self._admitted(check, record, *terms)
+            for row, record in enumerate(records(part)):
+                yield self._admitted(check, record, part, row)
 
-    def _admitted(self, check: RecordCheck, record: Record, timestamp_ms: int, may_expire: bool) -> Record:
-        admitted = check.admitted(record, timestamp_ms, may_expire)
+    def _admitted(self, check: RecordCheck, record: Record, part: pa.RecordBatch, row: int) -> Record:
+        """Return what is written in place of `record`, which was made of a `row` of `part`."""
+        published_ms, kind = (part.column(name)[row].as_py() for name in ("timestamp_ms", "kind"))
+        admitted = check.admitted(record, published_ms, kind)
         if admitted.topic != record.topic:
             self.replaced[record_id(admitted)] = error_code(admitted.headers)
         return admitted
@@ -139,10 +140,9 @@ class TransactionWriter:
     def _fill_whole(self, planned: Planned, check: RecordCheck, topics: Collection[str]) -> None:
         for part in planned.messages.to_batches():
             made, written = records(part), 0
-            may_expire = check.expiry.may_expire(part)
             for row in check.apart(part, planned.topics, planned.largest_bytes):
                 self.producer.produce(islice(made, row - written))
-                record = self._admitted(check, next(made), part.column("timestamp_ms")[row].as_py(), may_expire[row])
+                record = self._admitted(check, next(made), part, row)
                 self._make_room(record, check, topics)
                 self.producer.produce(
                     [record], self.producer.reports.of_tried(record) if check.is_tried(record) else None

@@ -366,6 +366,21 @@ def test_a_dead_letter_that_its_topic_refuses_for_its_missing_key_becomes_a_stub
     assert (letter.stub.key_bytes, letter.stub.value_bytes) == (None, 1)
 
 
+def test_a_dead_letter_for_a_former_dead_letter_topic_that_refuses_it_keeps_its_error(
+    visible_or_hidden: ReleaseBench, compacted: str
+) -> None:
+    bench = visible_or_hidden
+    # Handed over before topics.dead_letter was changed.
+    rejected = {"key": None, "headers": headers(("trace", b"7")), "error_code": "bad-cancel", "error_text": "no id"}
+    assert bench.release(_due(compacted, [{}, rejected, {}])) == 3
+    assert values(bench.read(compacted)) == [0, 2]
+    (record,) = bench.read(bench.dead_letter)
+    letter = read_letter(received(record, 0))
+    assert letter is not None
+    assert (letter.id, letter.code, letter.text) == ("delayline-in/0/1", "bad-cancel", "no id")
+    assert (letter.headers, letter.value, letter.timestamp_ms, letter.stub) == ([("trace", b"7")], b"1", 30, None)
+
+
 def test_a_dead_letter_with_a_time_that_its_topic_refuses_becomes_a_stub_without_one(
     visible_or_hidden: ReleaseBench, clock: HostClock, topic: str, configure: Configure
 ) -> None:
