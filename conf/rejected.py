@@ -167,6 +167,6 @@ class TopicUnknown(Rejected):
 
 
 class TopicClosed(Rejected):
-    """The output topic was deleted, forbidden, or lost the message's partition, while the message waited."""
+    """The output topic was deleted, forbidden, made `topics.results`, or lost the message's partition meanwhile."""
 
     code = "topic-closed"

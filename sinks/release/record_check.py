@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import TopicMismatch
-from conf.rejected import MessageTooLarge, RecordRefused, Rejected
+from conf.rejected import MessageTooLarge, RecordRefused, Rejected, TopicClosed
 from sinks.release.closed_topics import Closed, refused_by
 from sinks.release.expiry import EXPIRING, Expiry
 from sinks.release.records import (
@@ -28,7 +28,7 @@ from sinks.release.records import (
 from sinks.release.stubs import as_stub
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits
-from state.kinds import DEAD_LETTER
+from state.kinds import ANSWER, DEAD_LETTER, REQUEST, is_ask
 from state.stub import MOST_STUB_BYTES
 
 # What topics refused of a transaction, and the error of each: by topic and message id.
@@ -42,7 +42,8 @@ class RecordCheck:
     """What is known when a transaction is written: what the topics accept, and what they refused before.
 
     `stamped_by_due` are topics whose overdue records must not have the present time as their timestamp. `closed` are
-    those that take no records, or not in each partition.
+    those that take no records, or not in each partition. The topic `results` takes answers alone: whoever reads it
+    would take a message for one.
     The producer makes batches of up to `batch_bytes`, for whichever topic; a topic that takes less is a small one.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
@@ -56,6 +57,7 @@ class RecordCheck:
     expiry: Expiry
     # The clock by which messages expire, epoch ms: the same for a whole transaction.
     clock_ms: int
+    results: str
     stamped_by_due: Collection[str] = ()
     closed: Mapping[str, Closed] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class RecordCheck:
 
         Mostly it cannot, and a look at each column would take as long as to make the records.
         """
-        if self.refused or self.closed or self.stamped_by_due or self.expiry.exists:
+        if self.refused or self.closed or self.stamped_by_due or self.expiry.exists or self.results in topics:
             return True
         limits = (self.limits[topic] for topic in topics)
         return any(largest_bytes > each.max_bytes or each.needs_key or _has_short_memory(each) for each in limits)
@@ -84,7 +86,7 @@ class RecordCheck:
     def doubted(self, batch: pa.RecordBatch, largest_bytes: int) -> npt.NDArray[np.bool_]:
         """Return, a column at a time, for which messages `admitted` may change the record."""
         limits, which = self._limits_of(batch)
-        doubted = np.zeros(batch.num_rows, bool)
+        doubted = _bools(pc.equal(batch.column("output_topic"), self.results)) & ~is_ask(batch)
         if largest_bytes > min((each.max_bytes for each in limits), default=NO_LIMIT):
             doubted |= bytes_at_most(batch) > np.array([each.max_bytes for each in limits])[which]
         if any(each.needs_key for each in limits) and batch.column("key").null_count:
@@ -121,13 +123,13 @@ class RecordCheck:
         # Half of the age, since the broker's clock may be ahead of this one.
         elif record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
             record = record._replace(timestamp_ms=now_ms())
-        error = self._objection(record, may_expire=kind in EXPIRING)
+        error = self._objection(record, kind)
         if error is not None and record.topic != self.dead_letter:
             if kind == DEAD_LETTER:
                 record = record._replace(topic=self.dead_letter, partition=ANY_PARTITION)
             else:
                 record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
-            error = self._objection(record, may_expire=False)
+            error = self._objection(record, DEAD_LETTER)
         if error is None:
             return record
         stub = as_stub(record)
@@ -145,11 +147,13 @@ class RecordCheck:
         topics = batch.column("output_topic").dictionary_encode()
         return [self.limits[topic] for topic in topics.dictionary.to_pylist()], np.asarray(topics.indices)
 
-    def _objection(self, record: Record, may_expire: bool) -> Rejected | None:
+    def _objection(self, record: Record, kind: int) -> Rejected | None:
         """Return why the record's topic refuses it, or None if no reason is known."""
         topic = record.topic
         limits = self.limits[topic]
-        if may_expire and self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
+        if topic == self.results and kind not in (REQUEST, ANSWER):
+            return TopicClosed(f"output topic {topic} has become the topic of answers (topics.results)")
+        if kind in EXPIRING and self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
             return expired
         if (closed := self.closed.get(topic)) is not None and record.partition >= closed.partitions:
             return closed.error

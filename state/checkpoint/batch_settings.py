@@ -267,7 +267,8 @@ class SettingsHistory:
     def had_output(self, topic: str) -> bool:
         """Return whether batches under settings before the newest may have accepted messages for `topic`.
 
-        As far as the history goes back. No message is accepted for a topic whose partitions are not known.
+        As far as the history goes back: at the release, earlier messages become dead letters. No message is accepted
+        for a topic whose partitions are not known.
         """
         return any(each.allows(topic) and topic in each.partitions for _, each in self.entries[:-1])
 

@@ -15,6 +15,7 @@ from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
 from sources.dead_letters.letter import read_letter
 from sources.subscriber import received
+from state import kinds
 from state.order import in_order
 from tests.conftest import Configure, MakeTopic
 from tests.eventually import assert_eventually
@@ -379,6 +380,21 @@ def test_a_dead_letter_for_a_former_dead_letter_topic_that_refuses_it_keeps_its_
     assert letter is not None
     assert (letter.id, letter.code, letter.text) == ("delayline-in/0/1", "bad-cancel", "no id")
     assert (letter.headers, letter.value, letter.timestamp_ms, letter.stub) == ([("trace", b"7")], b"1", 30, None)
+
+
+def test_a_message_for_what_is_the_topic_of_answers_by_now_becomes_a_dead_letter(
+    bench: ReleaseBench, topic: str
+) -> None:
+    bench.change(f"topics.results={topic}")
+    rows: list[dict[str, Any]] = [{}, {"kind": kinds.ANSWER}, {"kind": kinds.DUE_NOW}, {"kind": kinds.ANSWER}]
+    elsewhere = {"output_topic": bench.settings.topics.output}
+    assert bench.release(_due(topic, [*rows, elsewhere])) == 5
+    assert values(bench.read(topic)) == [1, 3]
+    assert values(bench.read(bench.settings.topics.output)) == [4]
+    letters = [read_letter(received(record, 0)) for record in bench.read(bench.dead_letter)]
+    assert sorted((letter.value, letter.code) for letter in letters if letter is not None) == [
+        (b"0", "topic-closed"), (b"2", "topic-closed"),
+    ]  # fmt: skip
 
 
 def test_a_dead_letter_with_a_time_that_its_topic_refuses_becomes_a_stub_without_one(
