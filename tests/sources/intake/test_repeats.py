@@ -140,6 +140,24 @@ def test_message_with_a_name_has_it_in_its_schedule_and_asks_for_what_has_it() -
     assert [(ask.condition, ask.deliver_at_ms) for ask in asks_of(asks)] == [(ALWAYS, WRITTEN_MS + 10 * MINUTE)]
 
 
+@pytest.mark.parametrize(
+    ("rule", "first_ms"),
+    [(b"every 10s", WRITTEN_MS - 30_000), (b"every 10s", WRITTEN_MS), (b"*/20 * * * * *", WRITTEN_MS - 60_000)],
+)
+def test_no_occurrence_has_the_order_key_of_the_request_that_came_with_the_message(rule: bytes, first_ms: int) -> None:
+    """The request is due when the record was written. That may be an instant of the schedule."""
+    assert not (WRITTEN_MS + 1_000) % 20_000
+    pairs = (("delayline-repeat", rule), ("deliver-at", b"%d" % first_ms), ("delayline-name", b"n"))
+    row = {"timestamp_ms": WRITTEN_MS, "headers": headers(*pairs)}
+    for written_ms in (WRITTEN_MS, WRITTEN_MS + 1_000):
+        policy = DelayPolicy(repeats=True, names="header")
+        own = records([row | {"timestamp_ms": written_ms}])
+        messages, _ = accept(own, settings(policy), CLOCK_MS)
+        (waiting,) = waiting_in(messages.slice(0, 1))
+        instants = {each.at_ms for each in waiting.schedule.upcoming(waiting.occurrence, 20)}
+        assert messages.column("deliver_at_ms")[1].as_py() not in instants
+
+
 def test_expiry_is_not_for_messages_that_repeat() -> None:
     policy = DelayPolicy(repeats=True, expiry_header="ce_expirytime")
     found = accepted(RULE, ("ce_expirytime", b"2099-01-01T00:00:00Z"), policy=policy)
