@@ -65,7 +65,8 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     for tables in transactions(rest, plan.transaction_bytes):
         count = sum(table.num_rows for table in tables)
         total = count + (0 if writer.progress is None else writer.progress.handed_over)
-        progress = Progress(plan.batch, end + count, key_of(tables[-1], -1), total)
+        below_ms = plan.occurrences_below_ms.get(shard)
+        progress = Progress(plan.batch, end + count, key_of(tables[-1], -1), total, below_ms)
         try:
             writer = _written(plan, writer, tables, progress, end, attempt)
             own += count

@@ -40,6 +40,7 @@ class HandOverPlan:
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
     - `transaction_bytes`: about how much a transaction may have. Its messages are kept until it is committed, since it
       may have to be written again
+    - `occurrences_below_ms`: what the markers of shards say, if anything (`state.checkpoint.progress.Progress`)
     """
 
     application_id: str
@@ -56,6 +57,7 @@ class HandOverPlan:
     last_writers: dict[int, str] = field(default_factory=dict)
     most_deliveries: int = MOST_DELIVERIES
     transaction_bytes: int = 64 * 1024 * 1024
+    occurrences_below_ms: dict[int, int] = field(default_factory=dict)
 
 
 class FencedBySibling(Exception):

@@ -63,9 +63,10 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
 # The chunks of `ASKED` rows are of `ASK_SCHEMA`. Those of `TAKEN_OUT` rows have the columns `TAKEN_OUT_COLUMNS`.
 # What was taken out is in no other row, except for messages that any ask wants to be due at once. The chunks of `NAMED`
-# rows are names that messages have from now on (`state.names.NAMED_SCHEMA`).
+# rows are names that messages have from now on (`state.names.NAMED_SCHEMA`). A `BOUND` row has no chunk: its
+# `min_deliver_at_ms` is the instant before which a batch stages occurrences of the shard.
 DUE, SEALED, KEPT, ASKED, TAKEN_OUT, FILLER = "due", "sealed", "kept", "asked", "taken-out", "filler"
-NAMED = "named"
+NAMED, BOUND = "named", "bound"
 TAKEN_OUT_COLUMNS = (*ID, "deliver_at_ms", "kind")
 
 # Of how many bytes of messages Spark may collect the rows.
@@ -200,6 +201,10 @@ class ShardRows:
     def named(self, names: pa.Table) -> dict[str, Any]:
         """Return the row of `names` (`state.names.NAMED_SCHEMA`)."""
         return {**self._base, "kind": NAMED, "count": names.num_rows, "chunk": encode_chunk(names)}
+
+    def bound(self, below_ms: int) -> dict[str, Any]:
+        """Return the row which says that occurrences are staged before `below_ms` (epoch ms) alone."""
+        return {**self._base, "kind": BOUND, "min_deliver_at_ms": below_ms}
 
     def without(self, row: Mapping[str, Any], left: pa.Table) -> Iterator[dict[str, Any]]:
         """Yield in place of `row`, of due or of sealed messages, that of those which are `left`: one at least."""

@@ -74,6 +74,7 @@ class BatchSettings:
     - `policy`: what holds for the delays of input topics that are not in `policies`
     - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
+    - `horizon`: how far ahead of its clock a batch stages messages
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `first_cutoff_ms`: no batch of the checkpoint has a lower cutoff (`state.checkpoint.origin`)
     - `input_ids`: the input topics that the batches read (`state.checkpoint.input_ids`)
@@ -101,6 +102,7 @@ class BatchSettings:
     policy: DelayPolicy = DelayPolicy()
     policies: Mapping[str, DelayPolicy] = field(default_factory=dict)
     input_ids: InputIds = field(default_factory=dict)
+    horizon: int = 60_000
 
     @property
     def shards(self) -> int:
@@ -170,6 +172,7 @@ def batch_settings_from(
         results=settings.results_topic,
         group_bytes=_PARTITION_BYTES * state_partitions(len(shard_keys)) // len(shard_keys),
         input_ids=input_ids or {},
+        horizon=settings.clock.horizon,
     )
 
 

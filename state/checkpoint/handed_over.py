@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from state.checkpoint.input_ids import same_topic
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, Progress
-from state.kinds import is_message
+from state.kinds import is_message, repeats
 from state.order import OrderKey, up_to
 from state.shards import shards_of
 
@@ -116,6 +116,8 @@ class HandedOver:
         def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
             ends = self._present(marker.batch.ends, marker.batch.input_ids)
             now = _below(own, ends) & _due(own, marker.batch.cutoff_ms)
+            if (below_ms := marker.occurrences_below_ms) is not None:
+                now &= ~repeats(own) | _due(own, below_ms)
             return np.asarray(now & _up_to(own, marker))
 
         return np.asarray(taken_over | before | self._by_shard(messages, is_handed_over))
@@ -126,18 +128,30 @@ class HandedOver:
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Return which of `messages` of a sealed bucket are handed over, or were cancelled and would be otherwise."""
-        due = messages.column("deliver_at_ms").to_numpy()
-        taken_over = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
-        # By the newest marker of all shards. Its own stays as it is while all that would be due in the shard is
-        # cancelled, and the ids of these may be forgotten by now. Batches before had the bucket (invariant 2).
-        past = due < self.whole_before_ms
 
         def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
             # The due time alone decides, even for a dead letter that an earlier rebuild sealed.
             now = own.column("deliver_at_ms").to_numpy() < marker.batch.cutoff_ms
             return np.asarray(now & _up_to(own, marker))
 
-        return np.asarray(taken_over | past | self._by_shard(messages, is_handed_over))
+        before = self.of_bucket_before_newest(messages, bucket)
+        return np.asarray(before | self._by_shard(messages, is_handed_over))
+
+    def of_bucket_before_newest(self, messages: pa.Table, bucket: int) -> Mask:
+        """Return which of `messages` of a sealed bucket batches before the newest have taken."""
+        due = messages.column("deliver_at_ms").to_numpy()
+        taken_over = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
+        # By the newest marker of all shards. Its own stays as it is while all that would be due in the shard is
+        # cancelled, and the ids of these may be forgotten by now. Batches before had the bucket (invariant 2).
+        return np.asarray(taken_over | (due < self.whole_before_ms))
+
+    def by_newest(self, messages: pa.Table) -> Iterator[tuple[Progress, pa.Table]]:
+        """Yield those of `messages` whose shards have a marker of the newest batch, and that marker."""
+        shard_of_row = shards_of(messages, len(self.markers))
+        for shard in np.unique(shard_of_row).tolist():
+            marker = self.markers[shard]
+            if marker.batch.batch_id == self.newest.batch_id and marker.last is not None:
+                yield marker, messages.filter(pa.array(shard_of_row == shard))
 
     def of_moved(self, messages: pa.Table, buckets: npt.NDArray[np.int64]) -> Mask:
         """Return which of `messages` are handed over: each was to be by the batch that seals its one of `buckets`.

@@ -25,6 +25,7 @@ class BatchSpan:
     The batch accepted the records of the topics `input_ids` from `starts` up to `ends`; an input partition that
     `starts` lacks begins at 0.
     Cutoffs are epoch ms, and so are `clock_ms`, its clock, and `previous_clock_ms`, that of the batch before.
+    Occurrences that were due before `missed_before_ms` are missed (`state.repeats.schedule`).
     Both of a first batch's previous
     instants are 0. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
 
@@ -41,6 +42,7 @@ class BatchSpan:
     input_ids: InputIds = field(default_factory=dict)
     previous_clock_ms: int = 0
     clock_ms: int = 0
+    missed_before_ms: int = 0
 
     @property
     def handed_over_below_ms(self) -> int:
@@ -122,13 +124,15 @@ def _difference(ends: Offsets, starts: Offsets) -> Offsets:
 class Progress:
     """A shard's progress: the first `messages` due messages of `batch` are committed, up to the order key `last`.
 
-    `handed_over` counts all messages that were ever written to the shard's partition of the ready log.
+    `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
+    no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
     """
 
     batch: BatchSpan
     messages: int = 0
     last: OrderKey | None = None
     handed_over: int = 0
+    occurrences_below_ms: int | None = None
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""

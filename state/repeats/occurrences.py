@@ -1,14 +1,16 @@
 """Occurrences of messages that repeat: what a batch stages, and which one waits then.
 
 One occurrence of each waits at a time, in the table. The batch that stages it also stages all further ones below its
-cutoff. The next one waits from then on (*following*). It is stored after all of them are staged, so a table that has it
-shows that they are.
+cutoff, as far as they are not too much for one batch. The next one waits from then on (*following*). It is stored after
+all of them are staged, so a table that has it shows that they are.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +20,17 @@ import pyarrow as pa
 from state.buckets.operator import SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.segments import row_bytes
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import KIND, OCCURRENCE, Mask, repeats
+from state.checkpoint.progress import BatchSpan
+from state.kinds import KIND, OCCURRENCE
 from state.message import HEADERS, MESSAGE_SCHEMA, empty_messages
 from state.message_ids import ID
 from state.names import NAMED_SCHEMA
-from state.order import in_order
+from state.order import OrderKey, in_order
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Occurrence, Schedule
 
-# So many bytes of staged occurrences are made at once, about: of an outage there may be a thousand of each message.
+# How many occurrences of a shard a batch stages, about. Their bytes are limited by `BatchSettings.group_bytes`.
+_MOST_STAGED = 100_000
+# So many bytes of them are made at once, about.
 _TOGETHER_BYTES = 16 * 1024 * 1024
 
 Ints = npt.NDArray[np.int64]
@@ -47,7 +52,8 @@ def waiting_in(messages: pa.Table) -> list[Waiting]:
         # Written last, in this order (`sources.intake.repeats`).
         *own, schedule, number = headers
         assert (schedule["key"], number["key"]) == (SCHEDULE_HEADER, NUMBER_HEADER)
-        found.append(Waiting(Schedule.from_bytes(schedule["value"]), Occurrence(int(number["value"]), at_ms), own))
+        occurrence = Occurrence.from_bytes(number["value"], at_ms)
+        found.append(Waiting(Schedule.from_bytes(schedule["value"]), occurrence, own))
     return found
 
 
@@ -60,40 +66,59 @@ class Staged(NamedTuple):
 
 
 class Occurring(NamedTuple):
-    """What a batch makes of messages that repeat.
+    """What a batch makes of messages of one shard that repeat.
 
-    - `following`: the rows of the messages that wait then, and which occurrence of each
-    - `names`: the names that they have from then on (`NAMED_SCHEMA`)
+    - `below_ms`: the instant before which it stages their occurrences, epoch ms, if it is lower than the cutoff
+    - `following`: by row, which occurrence of a message waits then
     """
 
     staged: Staged
-    following: list[tuple[int, Occurrence]]
-    names: pa.Table
+    below_ms: int | None
+    following: dict[int, Occurrence]
+
+    def of_rows(self, start: int, end: int) -> Occurring:
+        """Return the same of the messages in these rows, which are counted from `start` on."""
+        are_own = (self.staged.rows >= start) & (self.staged.rows < end)
+        rows, numbers, dues_ms = (column[are_own] for column in self.staged)
+        following = {row - start: self.following[row] for row in range(start, end) if row in self.following}
+        return self._replace(staged=Staged(rows - start, numbers, dues_ms), following=following)
 
 
-def occur(messages: pa.Table, waiting: list[Waiting], clock_ms: int, cutoff_ms: int) -> Occurring:
-    """Return what a batch, with this clock and cutoff (epoch ms), makes of `messages`, which are `waiting`."""
+def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_bytes: int) -> Occurring:
+    """Return what a batch makes of messages of which `coming` come (`Schedule.coming`), and whose bytes are `sizes`.
+
+    It stages occurrences in order of their instants until these are `_MOST_STAGED`, or have `most_bytes`. Those of one
+    instant are staged together: one of each message at the most.
+    """
+    next_up: list[tuple[int, int, int]] = []
+    following: dict[int, Occurrence] = {}
+
+    def go_on(row: int) -> None:
+        occurrence = next(coming[row], None)
+        if occurrence is not None and occurrence.at_ms < cutoff_ms:
+            heappush(next_up, (occurrence.at_ms, row, occurrence.number))
+        elif occurrence is not None:
+            following[row] = occurrence
+
+    for row in range(len(coming)):
+        go_on(row)
     # A tenth of what as many objects would take.
-    rows, numbers, dues_ms = array("q"), array("q"), array("q")
-    following: list[tuple[int, Occurrence]] = []
-    names: list[tuple[object, ...]] = []
-    for row, (schedule, first, _) in enumerate(waiting):
-        staging = schedule.stage(first, clock_ms, cutoff_ms)
-        for each in staging.staged:
-            rows.append(row)
-            numbers.append(each.number)
-            dues_ms.append(each.at_ms)
-        last = staging.following or (staging.staged[-1] if staging.staged else None)
-        if staging.following is not None:
-            following.append((row, staging.following))
-        if schedule.name and last is not None:
-            own = (messages.column(name)[row].as_py() for name in ID)
-            names.append((schedule.name, *own, last.at_ms, last.at_ms, schedule.keeps_name))
-    named = [dict(zip(NAMED_SCHEMA.names, each, strict=True)) for each in names]
-    columns = [np.array(column, dtype=np.int64) for column in (rows, numbers, dues_ms)]
-    in_turn = np.argsort(columns[2], kind="stable")
-    staged = Staged(*(column[in_turn] for column in columns))
-    return Occurring(staged, following, pa.Table.from_pylist(named, schema=NAMED_SCHEMA))
+    rows, numbers, dues_ms, nbytes = array("q"), array("q"), array("q"), 0
+    while next_up:
+        at_ms, row, number = next_up[0]
+        is_enough = len(rows) >= _MOST_STAGED or nbytes >= most_bytes
+        if is_enough and at_ms > dues_ms[-1]:
+            break
+        heappop(next_up)
+        rows.append(row)
+        numbers.append(number)
+        dues_ms.append(at_ms)
+        nbytes += int(sizes[row])
+        go_on(row)
+    below_ms = next_up[0][0] if next_up else None
+    following |= {row: Occurrence(number, at_ms) for at_ms, row, number in next_up}
+    staged = Staged(*(np.array(column, dtype=np.int64) for column in (rows, numbers, dues_ms)))
+    return Occurring(staged, below_ms, following)
 
 
 def as_staged(messages: pa.Table, waiting: list[Waiting], staged: Staged) -> Iterator[pa.Table]:
@@ -104,34 +129,41 @@ def as_staged(messages: pa.Table, waiting: list[Waiting], staged: Staged) -> Ite
     pieces = np.cumsum(row_bytes(messages)[staged.rows]) // _TOGETHER_BYTES
     for piece in np.unique(pieces):
         start, end = np.searchsorted(pieces, [piece, piece + 1])
-        rows, numbers, dues = (column[start:end].tolist() for column in staged)
-        own = [(row, Occurrence(*each)) for row, *each in zip(rows, numbers, dues, strict=True)]
-        headers = [[*waiting[row].headers, _number(each)] for row, each in own]
-        yield _with(messages, own, headers, OCCURRENCE)
+        rows, numbers, dues_ms = (column[start:end].tolist() for column in staged)
+        own = zip(rows, numbers, strict=True)
+        headers = [[*waiting[row].headers, _number(b"%d" % number)] for row, number in own]
+        yield _with(messages, rows, dues_ms, headers, OCCURRENCE)
 
 
-def as_waiting(messages: pa.Table, waiting: list[Waiting], occurrences: list[tuple[int, Occurrence]]) -> pa.Table:
-    """Return `occurrences` of `messages` as they wait, in delivery order."""
-    headers = []
+def as_waiting(
+    messages: pa.Table, waiting: list[Waiting], occurrences: list[tuple[int, Occurrence]], from_ms: int = 0
+) -> pa.Table:
+    """Return `occurrences` of `messages` as they wait, in delivery order. None waits until before `from_ms`, epoch ms.
+
+    Below its cutoff a batch has staged everything else, and no later one looks there.
+    """
+    headers, dues_ms = [], []
     for row, each in occurrences:
+        dues_ms.append(max(from_ms, each.at_ms))
         schedule = {"key": SCHEDULE_HEADER, "value": waiting[row].schedule.to_bytes()}
-        headers.append([*waiting[row].headers, schedule, _number(each)])
-    return _with(messages, occurrences, headers)
+        headers.append([*waiting[row].headers, schedule, _number(each.to_bytes(dues_ms[-1]))])
+    return _with(messages, [row for row, _ in occurrences], dues_ms, headers)
 
 
-def _number(occurrence: Occurrence) -> dict[str, Any]:
-    return {"key": NUMBER_HEADER, "value": b"%d" % occurrence.number}
+def _number(value: bytes) -> dict[str, Any]:
+    return {"key": NUMBER_HEADER, "value": value}
 
 
 def _with(
     messages: pa.Table,
-    occurrences: list[tuple[int, Occurrence]],
+    rows: list[int],
+    dues_ms: list[int],
     headers: list[list[dict[str, Any]]],
     kind: int | None = None,
 ) -> pa.Table:
-    own = messages.take(pa.array([row for row, _ in occurrences], pa.int64()))
+    own = messages.take(pa.array(rows, pa.int64()))
     columns = {name: own.column(name) for name in MESSAGE_SCHEMA.names}
-    columns["deliver_at_ms"] = pa.array([each.at_ms for _, each in occurrences], pa.int64())
+    columns["deliver_at_ms"] = pa.array(dues_ms, pa.int64())
     columns["headers"] = pa.array(headers, HEADERS)
     if kind is not None:
         columns["kind"] = pa.repeat(pa.scalar(kind, KIND.type), own.num_rows)
@@ -139,50 +171,96 @@ def _with(
     return in_order(table.combine_chunks()) if table.num_rows else empty_messages()
 
 
-def left_of_staged(
-    messages: pa.Table, clock_ms: int, cutoff_ms: int, are_handed_over: Callable[[pa.Table], Mask]
-) -> pa.Table:
-    """Return the occurrences that wait if a batch with this clock and cutoff (epoch ms) was cut off.
+def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms: int | None) -> pa.Table:
+    """Return the occurrences that wait if the batch of `span` was cut off, which has taken `messages` that repeat.
 
-    It has handed over `messages`, which repeat, and perhaps more of their occurrences, but has not stored those that
-    follow. `are_handed_over` tells it of some messages.
+    They are of one shard, of which the batch has staged everything up to `last`, and no occurrence at `below_ms` or
+    later (epoch ms). It has not stored what follows.
     """
-    waiting, left = waiting_in(messages), [empty_messages()]
-    for row, (schedule, first, _) in enumerate(waiting):
-        staged, following = schedule.stage(first, clock_ms, cutoff_ms)
-        own = as_waiting(messages, waiting, [(row, each) for each in staged])
-        waits = np.flatnonzero(~are_handed_over(own)) if own.num_rows else np.zeros(0, np.int64)
-        if len(waits):
-            left.append(own.slice(int(waits[0]), 1))
-        elif following is not None:
-            left.append(as_waiting(messages, waiting, [(row, following)]))
-    return pa.concat_tables(left).combine_chunks()
+    end_ms = span.cutoff_ms if below_ms is None else below_ms
+    waiting, left = waiting_in(messages), []
+    ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
+    for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
+        coming = each.schedule.coming(each.occurrence, span.missed_before_ms, span.clock_ms)
+        waits = (one for one in coming if one.at_ms >= end_ms or OrderKey(one.at_ms, *own) > last)
+        left += [(row, one) for one in islice(waits, 1)]
+    return as_waiting(messages, waiting, left)
 
 
 class OccurrenceRows:
-    """Makes the rows of a batch (`SHARD_OUTPUT_SCHEMA`) for the messages of one shard that repeat."""
+    """Makes the rows of a batch (`SHARD_OUTPUT_SCHEMA`) for the messages of one shard that repeat.
 
-    def __init__(self, batch_settings: BatchSettings, bucket: int, shard: int, clock_ms: int, cutoff_ms: int) -> None:
-        """Take the batch: its settings, bucket, clock and cutoff (epoch ms)."""
-        self._clock_ms, self._cutoff_ms, self._shard = clock_ms, cutoff_ms, shard
-        self._rows = ShardRows.of_occurrences(batch_settings, bucket, shard, cutoff_ms)
-        self._messages: list[pa.Table] = []
+    It sees them twice: what is staged of each depends on all of them, and they need not fit into memory.
+    """
+
+    def __init__(self, batch_settings: BatchSettings, span: BatchSpan, shard: int) -> None:
+        self._span, self._most_bytes = span, batch_settings.group_bytes
+        self._rows = ShardRows.of_occurrences(batch_settings, span.bucket, shard, span.cutoff_ms)
+        self._coming: list[Iterator[Occurrence]] = []
+        self._sizes = [np.zeros(0, dtype=np.int64)]
+        self._occurring: Occurring | None = None
+        self._seen = 0
+        self._following, self._names = [empty_messages()], [NAMED_SCHEMA.empty_table()]
 
     def add(self, messages: pa.Table) -> None:
-        """Take those of the due `messages` that repeat."""
-        self._messages.append(messages.filter(pa.array(repeats(messages))))
+        """Take some of the due messages that repeat, for the first time."""
+        self._sizes.append(row_bytes(messages))
+        for schedule, first, _ in waiting_in(messages):
+            self._coming.append(schedule.coming(first, self._span.missed_before_ms, self._span.clock_ms))
+
+    def staged(self, messages: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Take the messages again, as they came in `add`, and yield rows of due messages for the staged occurrences.
+
+        Also rows of sealed messages for those that wait then, if they are many.
+        """
+        own = self._decided().of_rows(self._seen, self._seen + messages.num_rows)
+        self._seen += messages.num_rows
+        waiting = waiting_in(messages)
+        for piece in as_staged(messages, waiting, own.staged):
+            yield _as_batch(self._rows.due(piece))
+        following = as_waiting(messages, waiting, list(own.following.items()), self._span.cutoff_ms)
+        self._names.append(_names(messages, waiting, own, self._span.cutoff_ms))
+        self._following.append(following)
+        if sum(each.nbytes for each in self._following) >= _TOGETHER_BYTES:
+            yield from self._sealed()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of due messages for the staged occurrences, of sealed ones for those that wait then, and names."""
-        messages = pa.concat_tables([empty_messages(), *self._messages]).combine_chunks()
-        waiting = waiting_in(messages)
-        staged, following, names = occur(messages, waiting, self._clock_ms, self._cutoff_ms)
-        for piece in as_staged(messages, waiting, staged):
-            yield _as_batch(self._rows.due(piece))
-        if following:
-            yield _as_batch(self._rows.sealed(as_waiting(messages, waiting, following)))
+        """Yield rows of sealed messages for the occurrences that wait then, and of names.
+
+        And the instant before which occurrences are staged, if it is lower than the cutoff.
+        """
+        yield from self._sealed()
+        names = pa.concat_tables(self._names)
         if names.num_rows:
             yield _as_batch([self._rows.named(names)])
+        below_ms = self._decided().below_ms
+        if below_ms is not None:
+            yield _as_batch([self._rows.bound(below_ms)])
+
+    def _decided(self) -> Occurring:
+        if self._occurring is None:
+            sizes = np.concatenate(self._sizes)
+            self._occurring = occur(self._coming, sizes, self._span.cutoff_ms, self._most_bytes)
+        return self._occurring
+
+    def _sealed(self) -> Iterator[pa.RecordBatch]:
+        following = in_order(pa.concat_tables(self._following).combine_chunks())
+        self._following = [empty_messages()]
+        if following.num_rows:
+            yield _as_batch(self._rows.sealed(following))
+
+
+def _names(messages: pa.Table, waiting: list[Waiting], own: Occurring, cutoff_ms: int) -> pa.Table:
+    # Of what waits no more, the last occurrence counts.
+    dues = dict(zip(own.staged.rows.tolist(), own.staged.dues_ms.tolist(), strict=True))
+    dues |= {row: max(cutoff_ms, each.at_ms) for row, each in own.following.items()}
+    names: list[tuple[object, ...]] = []
+    for row, (schedule, *_) in enumerate(waiting):
+        if schedule.name and row in dues:
+            identity = (messages.column(name)[row].as_py() for name in ID)
+            names.append((schedule.name, *identity, dues[row], dues[row], schedule.keeps_name))
+    named = [dict(zip(NAMED_SCHEMA.names, each, strict=True)) for each in names]
+    return pa.Table.from_pylist(named, schema=NAMED_SCHEMA)
 
 
 def _as_batch(rows: Any) -> pa.RecordBatch:

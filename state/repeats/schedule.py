@@ -1,10 +1,12 @@
-"""A rule with its limits, as it travels with the occurrence that waits, and what a batch stages of it."""
+"""A rule with its limits, as it travels with the occurrence that waits, and which occurrences come."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from state.repeats.rule import DEFAULT_ZONE, Rule
@@ -14,13 +16,11 @@ REPEAT_HEADER, ZONE_HEADER = "delayline-repeat", "delayline-repeat-zone"
 UNTIL_HEADER, COUNT_HEADER = "delayline-repeat-until", "delayline-repeat-count"
 MISSED_HEADER = "delayline-repeat-missed"
 REPEAT_HEADERS = (REPEAT_HEADER, ZONE_HEADER, UNTIL_HEADER, COUNT_HEADER, MISSED_HEADER)
-# What comes of occurrences that fell due while no batch ran: the first of them, each, or none.
+# What comes of missed occurrences: the first of them, each, or none.
 ONE, ALL, NONE = MISSED = ("one", "all", "none")
-# The last headers of the occurrence that waits: the schedule, and the number of the occurrence, counted from 1. What is
-# delivered has the number alone.
+# The last headers of the occurrence that waits: the schedule, and the number of the occurrence, counted from 1. Its
+# instant is behind the number if it waits longer. What is delivered has the number alone.
 SCHEDULE_HEADER, NUMBER_HEADER = "delayline-schedule", "delayline-occurrence"
-# How many occurrences that fell due come after one outage, at the most.
-MOST_MISSED = 1_000
 
 
 class Occurrence(NamedTuple):
@@ -29,17 +29,20 @@ class Occurrence(NamedTuple):
     number: int
     at_ms: int
 
+    def to_bytes(self, waits_until_ms: int) -> bytes:
+        """Return the value of `NUMBER_HEADER` while it waits until this instant, epoch ms: its own one, or a later."""
+        return b"%d" % self.number if waits_until_ms == self.at_ms else b"%d %d" % self
 
-class Staging(NamedTuple):
-    """What a batch makes of a schedule: the occurrences that it hands over, and the one that waits then, if any."""
-
-    staged: list[Occurrence]
-    following: Occurrence | None
+    @staticmethod
+    def from_bytes(value: bytes, waits_until_ms: int) -> Occurrence:
+        """Read what `to_bytes` wrote. Raises ValueError for anything else."""
+        number, _, at_ms = value.partition(b" ")
+        return Occurrence(int(number), int(at_ms) if at_ms else waits_until_ms)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule: its rule, when it ends, and what comes of occurrences that fell due (one of `MISSED`).
+    """A schedule: its rule, when it ends, and what comes of missed occurrences (one of `MISSED`).
 
     - `until_ms`: its last instant, epoch ms, at the most; None: it has no end
     - `count`: how many occurrences come, at the most
@@ -54,37 +57,30 @@ class Schedule:
     name: bytes = b""
     keeps_name: bool = False
 
-    def stage(self, first: Occurrence, clock_ms: int, cutoff_ms: int) -> Staging:
-        """Return what a batch stages, whose next occurrence is `first`, below the cutoff. Epoch ms.
+    def coming(self, first: Occurrence, missed_before_ms: int, clock_ms: int) -> Iterator[Occurrence]:
+        """Yield `first`, which waits, and those that come after it, in a batch with this clock (epoch ms).
 
-        What is due before `clock_ms`, the batch's clock, fell due while no batch ran, and counts as missed. The very
-        first occurrence comes in any case. Occurrences that do not come have no number.
+        If the one that waits was due before `missed_before_ms`, it was missed, and so were the next ones before the
+        clock. The very first occurrence comes in any case. Occurrences that do not come have no number.
         """
-        staged: list[Occurrence] = []
-        number, at_ms, missed = first.number, first.at_ms, 0
-        while True:
-            is_missed = at_ms < clock_ms
-            if not is_missed or self.missed != NONE or number == 1:
-                staged.append(Occurrence(number, at_ms))
-                number += 1
-            missed += is_missed
-            is_each = self.missed == ALL and missed < MOST_MISSED
-            following = None if self._is_over(number) else self.rule.after(at_ms, None if is_each else clock_ms)
-            if following is None or (self.until_ms is not None and following > self.until_ms):
-                return Staging(staged, None)
-            if following >= cutoff_ms:
-                return Staging(staged, Occurrence(number, following))
-            at_ms = following
+        number, at_ms = first
+        is_missed = at_ms < missed_before_ms and self.missed != ALL
+        next_ms: int | None = at_ms
+        if is_missed and self.missed == NONE and number > 1:
+            next_ms, is_missed = self._after(at_ms, clock_ms), False
+        while next_ms is not None and not self._is_over(number):
+            yield Occurrence(number, next_ms)
+            number += 1
+            next_ms, is_missed = self._after(next_ms, clock_ms if is_missed else None), False
 
     def upcoming(self, first: Occurrence, most: int) -> list[Occurrence]:
         """Return `first`, and what comes after it if nothing is missed: `most` at the most."""
-        found = [first]
-        while len(found) < most and not self._is_over(found[-1].number + 1):
-            at_ms = self.rule.after(found[-1].at_ms)
-            if at_ms is None or (self.until_ms is not None and at_ms > self.until_ms):
-                break
-            found.append(Occurrence(found[-1].number + 1, at_ms))
-        return found
+        return list(islice(self.coming(first, 0, 0), most))
+
+    def _after(self, at_ms: int, since_ms: int | None) -> int | None:
+        """Return the next instant after `at_ms`, at or after `since_ms` (epoch ms); None if the schedule has ended."""
+        next_ms = self.rule.after(at_ms, since_ms)
+        return None if next_ms is None or (self.until_ms is not None and next_ms > self.until_ms) else next_ms
 
     def _is_over(self, number: int) -> bool:
         return self.count is not None and number > self.count

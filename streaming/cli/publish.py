@@ -55,7 +55,7 @@ def publish(
         Literal["one", "all", "none"] | None,
         typer.Option(
             "--repeat-missed",
-            help="Deliver the first, all or none of the occurrences that fell due while the job was down.",
+            help="Deliver the first, all or none of the occurrences that an outage of the job has made late.",
             show_default="one",
         ),
     ] = None,

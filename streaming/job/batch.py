@@ -17,7 +17,7 @@ from conf.instants import instant_and_ms
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.task import Cancels
-from state.buckets.operator import KEPT
+from state.buckets.operator import BOUND, KEPT
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.recovery import Recovered
@@ -207,6 +207,7 @@ class BatchRunner:
                 self._maintenance.stored(kind, span.bucket, count)
         # 10. Choose the next batch's size, and move the window on.
         has_more = self._pace.choose_size(span, rows, time.monotonic() - begun_s)
+        has_more |= any(row["kind"] == BOUND for row in rows)
         self._window.advance(span.cutoff_ms)
         self._admission.done(rows)
         took_s, sealed = time.monotonic() - started_s, output.sealed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import groupby
 from operator import itemgetter
+from tempfile import SpooledTemporaryFile
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
@@ -17,7 +19,8 @@ from state.buckets.operator import DUE, NAMED, SHARD_OUTPUT_SCHEMA
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
-from state.message import decode_chunk
+from state.kinds import repeats
+from state.message import decode_chunk, encode_chunk
 from state.names import NAMED_SCHEMA
 from state.repeats.occurrences import OccurrenceRows
 
@@ -51,7 +54,7 @@ def occurrence_rows(
     keys = ", ".join(map(str, batch_settings.shard_keys))
     # All of a shard in one task, which numbers their segments.
     every = reduce(DataFrame.union, several).repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
-    occurring = _occurring(cancels, batch_settings, span.bucket, span.clock_ms, span.cutoff_ms)
+    occurring = _occurring(cancels, batch_settings, span)
     return every.sortWithinPartitions("shard").mapInArrow(occurring, _ROWS)
 
 
@@ -61,21 +64,33 @@ def names_in(rows: Iterable[Row]) -> pa.Table:
     return pa.concat_tables([NAMED_SCHEMA.empty_table(), *tables])
 
 
-def _occurring(
-    cancels: Cancels, batch_settings: BatchSettings, bucket: int, clock_ms: int, cutoff_ms: int
-) -> ArrowFunction:
+def _occurring(cancels: Cancels, batch_settings: BatchSettings, span: BatchSpan) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for shard, chunks in groupby(_chunks(batches, cancels), key=itemgetter(0)):
-            made = OccurrenceRows(batch_settings, bucket, shard, clock_ms, cutoff_ms)
-            for _, messages in chunks:
-                made.add(messages)
+            made = OccurrenceRows(batch_settings, span, shard)
+            # Many large messages may be due at one instant.
+            with SpooledTemporaryFile(batch_settings.group_bytes, dir=_local_dir()) as spool:
+                lengths = []
+                for _, messages in chunks:
+                    made.add(messages)
+                    lengths.append(spool.write(encode_chunk(messages)))
+                spool.seek(0)
+                for length in lengths:
+                    yield from made.staged(decode_chunk(spool.read(length)))
             yield from made.finish()
 
     return run
 
 
+def _local_dir() -> str | None:
+    """Return where Spark has told its workers to write files; None if it has not."""
+    return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+
+
 def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the shard of each chunk, and those of its due messages that repeat."""
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for shard, from_ms, until_ms, chunk in zip(*columns, strict=True):
-            yield shard, handed_over_of(decode_chunk(chunk), from_ms, until_ms, cancels)
+            messages = handed_over_of(decode_chunk(chunk), from_ms, until_ms, cancels)
+            yield shard, messages.filter(pa.array(repeats(messages))).combine_chunks()

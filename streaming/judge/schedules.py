@@ -31,7 +31,7 @@ class Repeated:
     - `every_ms`: its interval; or else `cron`, an expression of minutes, in `zone`
     - `most`: how many occurrences come, at the most
     - `until_ms`: none comes later, epoch ms
-    - `missed`: what comes of those that fall due while the job is down: "one", "all" or "none"
+    - `missed`: what comes of those that are missed: "one", "all" or "none"
     - `headers`: those that it is delivered with, besides the service's own
     - `superseded`: whether another message may have taken its name
     - `name`: its name, if it has one
@@ -134,6 +134,7 @@ def schedule_problems(
     ended_at: Mapping[str, int | None],
     complete_until_ms: int,
     was_down: Callable[[int, int], bool],
+    horizon_ms: int = 60_000,
 ) -> Iterator[str]:
     """Yield what is wrong with the occurrences of `repeated` messages, by id, a sentence each.
 
@@ -143,6 +144,7 @@ def schedule_problems(
         ended_at: of those that were cancelled the number of the last occurrence, as far as it was answered.
         complete_until_ms: each occurrence that is due before must have come, epoch ms.
         was_down: returns whether the job was down at some time between two instants, epoch ms.
+        horizon_ms: by how much an occurrence is late if it is missed (`clock.horizon`).
     """
     by_id: dict[str, list[Received]] = {}
     for record in received:
@@ -150,7 +152,7 @@ def schedule_problems(
             by_id.setdefault(record.id, []).append(record)
     for identity, message in repeated.items():
         records = by_id.get(identity, [])
-        for problem in _problems(message, records, ended_at, complete_until_ms, was_down):
+        for problem in _problems(message, records, ended_at, complete_until_ms, was_down, horizon_ms):
             yield f"{identity}: {problem}"
 
 
@@ -160,6 +162,7 @@ def _problems(
     ended_at: Mapping[str, int | None],
     complete_until_ms: int,
     was_down: Callable[[int, int], bool],
+    horizon_ms: int,
 ) -> Iterator[str]:
     numbers = [int(record.last(_NUMBER_HEADER) or -1) for record in records]
     dues = [int(record.last(DUE_HEADER) or -1) for record in records]
@@ -185,8 +188,12 @@ def _problems(
     for (before, after), (first, second) in zip(pairwise(records), pairwise(dues), strict=True):
         # What had passed when the first one was handed over, late; or when the second one was, if none comes late.
         passed_ms = after.received_ms if message.missed == "none" else before.received_ms
-        for skipped in instants[places[first] + 1 : places[second]]:
-            may_miss = skipped < message.known_ms or was_down(first, second)
+        between = instants[places[first] + 1 : places[second]]
+        # The one that waited was late: the first one; or the next one, if none comes late.
+        is_late = before.received_ms > first + horizon_ms
+        is_late |= message.missed == "none" and bool(between) and after.received_ms > between[0] + horizon_ms
+        for skipped in between:
+            may_miss = is_late and (skipped < message.known_ms or was_down(first, second))
             if message.missed == "all" or skipped > passed_ms or not may_miss:
                 yield f"nothing came at {skipped}, between {first} and {second}"
     if dues and dues[0] != instants[0] and (message.missed != "none" or dues[0] > instants[0]):

@@ -168,13 +168,13 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
     taken = taken_records(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
-    repeating = left_in_table(store, handed_over, with_ids(not_there, recalled))
+    sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
+    repeating = left_in_table(store, handed_over, with_ids(not_there, recalled), sealed_in)
     if repeating is not None:
         repeating = repeating.persist()
     superseded = Superseded() if repeating is None else superseded_in(repeating)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *buckets_of_ids(store)]
-    sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
     next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
     origin = CheckpointOrigin(

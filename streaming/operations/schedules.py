@@ -1,8 +1,9 @@
 """Messages that repeat, when a checkpoint is lost: which occurrence of each waits.
 
 A batch stores the occurrences that follow once it has handed over the others (`state.repeats.occurrences`). So of each
-message that repeats the table's last occurrence counts. If that is handed over, its batch was cut off before it stored
-what follows, or it was the last of all: what is left is worked out again, by the clock of that batch.
+message that repeats the table's last occurrence counts. If the newest batch has taken it, that was cut off before it
+stored what follows: what is left is worked out again, by the marker of that batch. If a batch before has taken it, it
+was the last of all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,23 +24,24 @@ from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.handed_over import HandedOver, Mask
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import repeats
-from state.message import decode_chunk, encode_chunk
+from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID, ID_SCHEMA, places_in
 from state.name_holders import HOLDER_SCHEMA
 from state.repeats.occurrences import left_of_staged, waiting_in
 
-# An occurrence in the table: its number, whether it is handed over, and its message, as a chunk.
+# An occurrence in the table that no batch before the newest has taken: its number, whether it is cancelled, and its
+# message, as a chunk.
 _OCCURRENCES = pa.schema(
     [
         *ID_SCHEMA,
         ("number", pa.int64()),
         ("deliver_at_ms", pa.int64()),
         ("bucket", pa.int64()),
-        ("is_handed_over", pa.bool_()),
+        ("is_gone", pa.bool_()),
         ("chunk", pa.binary()),
     ]
 )
-# The same, of what is left, with the name; or without a message, of what waits no more since a later one is there.
+# The same, of what is left, with the name. Or without a chunk: `Superseded`.
 _LEFT = pa.schema(
     [*ID_SCHEMA, ("deliver_at_ms", pa.int64()), ("name", pa.binary()), ("keeps", pa.bool_()), ("chunk", pa.binary())]
 )
@@ -46,7 +49,10 @@ _LEFT = pa.schema(
 
 @dataclass(frozen=True)
 class Superseded:
-    """Occurrences that are not handed over, and wait no more: they were left out as missed, and others followed."""
+    """Occurrences in the table that wait no more, although no marker shows it: what follows them waits.
+
+    Of each message (`ID`) those that are due before `deliver_at_ms`, epoch ms.
+    """
 
     messages: pa.Table = field(default_factory=lambda: ID_SCHEMA.append(_LEFT.field("deliver_at_ms")).empty_table())
 
@@ -56,24 +62,31 @@ class Superseded:
     @property
     def end_ms(self) -> int:
         """The instant from which on none of them was due, epoch ms."""
-        return 1 + max(self.messages.column("deliver_at_ms").to_pylist(), default=-1)
+        return max(self.messages.column("deliver_at_ms").to_pylist(), default=0)
 
     def among(self, messages: pa.Table) -> Mask:
         """Return which of `messages` they are."""
         places = places_in(self.messages, messages)
-        dues = self.messages.column("deliver_at_ms").take(pa.array(places, mask=places < 0))
-        same = np.asarray(dues.fill_null(-1)) == messages.column("deliver_at_ms").to_numpy()
-        return np.asarray((places >= 0) & same & repeats(messages))
+        end_ms = self.messages.column("deliver_at_ms").take(pa.array(places, mask=places < 0))
+        are_before = messages.column("deliver_at_ms").to_numpy() < np.asarray(end_ms.fill_null(0))
+        return np.asarray(are_before & repeats(messages))
 
 
-def left_in_table(store: BucketTable, handed_over: HandedOver, gone: OffsetBitmaps) -> DataFrame | None:
+def left_in_table(
+    store: BucketTable, handed_over: HandedOver, gone: OffsetBitmaps, sealed_in: int | None
+) -> DataFrame | None:
     """Return what the lost job left of messages that repeat and that it had sealed (`_LEFT`); None if there are none.
 
-    `gone` are the messages that are cancelled, or recalled.
+    `gone` are the messages that are cancelled, or recalled. An earlier try has sealed what was left in the bucket
+    `sealed_in`, and may have cancelled some. What is superseded depends on neither: the new checkpoint must begin with
+    the cutoff of the first try.
     """
     if not any(row["repeats"] for row in store.metadata()):
         return None
-    every = store.repeating_chunks().mapInArrow(_occurrences(handed_over, gone), from_arrow_schema(_OCCURRENCES))
+    chunks = store.repeating_chunks()
+    if sealed_in is not None:
+        chunks = chunks.where(f"bucket <> {sealed_in}")
+    every = chunks.mapInArrow(_occurrences(handed_over, gone), from_arrow_schema(_OCCURRENCES))
     by_id = every.repartition(*ID).sortWithinPartitions(*ID, "number", "deliver_at_ms", "bucket")
     return by_id.mapInArrow(_left(handed_over), from_arrow_schema(_LEFT))
 
@@ -107,9 +120,20 @@ def left_of_input(messages: pa.Table, handed_over: HandedOver) -> pa.Table:
 
     Only of those that the newest batch has read: batches before have stored what follows.
     """
-    own = messages.filter(pa.array(~handed_over.before_newest(messages)))
-    newest = handed_over.newest
-    return left_of_staged(own, newest.clock_ms, newest.cutoff_ms, handed_over.of_input)
+    return left_by(handed_over, messages.filter(pa.array(~handed_over.before_newest(messages))))
+
+
+def left_by(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
+    """Return what waits of `messages` that repeat and that the newest batch has taken, if it was cut off.
+
+    Only of shards that have a marker of it: of the others it has staged nothing, and `messages` wait as they are.
+    """
+    left = [
+        left_of_staged(own, marker.batch, marker.last, marker.occurrences_below_ms)
+        for marker, own in handed_over.by_newest(messages)
+        if marker.last is not None
+    ]
+    return pa.concat_tables([empty_messages(), *left]).combine_chunks()
 
 
 def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps) -> ArrowFunction:
@@ -117,7 +141,8 @@ def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps) -> ArrowFunction:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                messages = messages.filter(pa.array(repeats(messages) & ~in_bitmaps(messages, gone)))
+                is_taken = handed_over.of_bucket_before_newest(messages, bucket)
+                messages = messages.filter(pa.array(repeats(messages) & ~is_taken))
                 if not messages.num_rows:
                     continue
                 numbers = [each.occurrence.number for each in waiting_in(messages)]
@@ -127,7 +152,7 @@ def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps) -> ArrowFunction:
                     pa.array(numbers, pa.int64()),
                     messages.column("deliver_at_ms"),
                     pa.array([bucket] * messages.num_rows, pa.int64()),
-                    pa.array(handed_over.of_bucket(messages, bucket)),
+                    pa.array(in_bitmaps(messages, gone)),
                     pa.array(chunks, pa.binary()),
                 ]
                 yield from pa.table(columns, schema=_OCCURRENCES).to_batches()
@@ -136,27 +161,30 @@ def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps) -> ArrowFunction:
 
 
 def _left(handed_over: HandedOver) -> ArrowFunction:
-    newest = handed_over.newest
-
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in batches for row in batch.to_pylist())
         for _, own in groupby(rows, key=lambda row: tuple(row[name] for name in ID)):
-            *before, last = own
-            found = [{**row, "name": None, "keeps": None, "chunk": None} for row in before if not row["is_handed_over"]]
-            if last["is_handed_over"] and newest.previous_ms <= last["deliver_at_ms"] < newest.cutoff_ms:
-
-                def are_handed_over(messages: pa.Table, bucket: int = last["bucket"]) -> Mask:
-                    return handed_over.of_bucket(messages, bucket)
-
-                message = decode_chunk(last["chunk"])
-                left = left_of_staged(message, newest.clock_ms, newest.cutoff_ms, are_handed_over)
-                if left.num_rows:
-                    schedule = waiting_in(left)[0].schedule
-                    due_ms = left.column("deliver_at_ms")[0].as_py()
-                    names = {"name": schedule.name or None, "keeps": schedule.keeps_name, "deliver_at_ms": due_ms}
-                    found.append({**last, **names, "chunk": encode_chunk(left)})
-            if found:
+            if found := list(_left_of_one(handed_over, list(own))):
                 rows_left = [{name: row[name] for name in _LEFT.names} for row in found]
                 yield pa.RecordBatch.from_pylist(rows_left, schema=_LEFT)
 
     return run
+
+
+def _left_of_one(handed_over: HandedOver, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows of `_LEFT` for a message, from those of its occurrences in the table (`_OCCURRENCES`), in turn."""
+    *before, last = rows
+    superseded = [row["deliver_at_ms"] for row in before]
+    message, is_due = decode_chunk(last["chunk"]), last["deliver_at_ms"] < handed_over.newest.cutoff_ms
+    if is_due and any(True for _ in handed_over.by_newest(message)):
+        # What has waited longer than its instant, or was missed, lies behind what is staged.
+        if not handed_over.of_bucket(message, last["bucket"])[0]:
+            superseded.append(last["deliver_at_ms"])
+        left = left_by(handed_over, message)
+        if left.num_rows and not last["is_gone"]:
+            schedule = waiting_in(left)[0].schedule
+            due_ms = left.column("deliver_at_ms")[0].as_py()
+            names = {"name": schedule.name or None, "keeps": schedule.keeps_name, "deliver_at_ms": due_ms}
+            yield {**last, **names, "chunk": encode_chunk(left)}
+    if superseded:
+        yield {**last, "deliver_at_ms": max(superseded) + 1, "name": None, "keeps": None, "chunk": None}

@@ -97,7 +97,7 @@ def repeat_fields(headers: Sequence[Any], due_ms: int) -> dict[str, Any] | None:
         return None
     try:
         schedule = Schedule.from_bytes(bytes(headers[-2]["value"]))
-        first = Occurrence(int(headers[-1]["value"]), due_ms)
+        first = Occurrence.from_bytes(bytes(headers[-1]["value"]), due_ms)
     except (ValueError, TypeError, AttributeError):
         # A publisher may write headers of these names on a message that does not repeat.
         return None

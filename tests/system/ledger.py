@@ -401,7 +401,7 @@ class Ledger:
             return any(start_ms <= end and begin <= end_ms for begin, end in self.outages)
 
         ended = last_numbers(self.asks, list(self.answers))
-        return list(schedule_problems(self.repeated, list(self.got), ended, until_ms, was_down))
+        return list(schedule_problems(self.repeated, list(self.got), ended, until_ms, was_down, self.horizon_ms))
 
     def _superseded(self) -> set[str]:
         """Return the messages whose name a later record has, or asks for: they may come out, or not."""

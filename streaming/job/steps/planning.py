@@ -107,12 +107,13 @@ class Planner:
 
         `before` is the batch that ran before it, if one did.
         """
-        ids = self._settings_history.at(planned.batch_id).input_ids
+        batch_settings = self._settings_history.at(planned.batch_id)
+        ids, clock_ms = batch_settings.input_ids, planned.clock_ms
+        missed_before_ms = clock_ms - batch_settings.horizon
         if not planned.batch_id:
             # Spark has written them before it planned the batch.
-            starts = self._checkpoint.first_offsets()
-            cutoff_ms, clock_ms = planned.cutoff_ms, planned.clock_ms
-            return BatchSpan(self._origin, 0, 0, cutoff_ms, starts, planned.offsets, ids, clock_ms=clock_ms)
+            offsets, cutoffs = (self._checkpoint.first_offsets(), planned.offsets), (0, planned.cutoff_ms)
+            return BatchSpan(self._origin, 0, *cutoffs, *offsets, ids, 0, clock_ms, missed_before_ms)
         if before is None or before.batch_id != planned.batch_id - 1:
             before = self._checkpoint.planned(planned.batch_id - 1)
         if planned.cutoff_ms < before.cutoff_ms:
@@ -122,4 +123,5 @@ class Planner:
             )
         cutoffs = (before.cutoff_ms, planned.cutoff_ms)
         offsets = (before.offsets, planned.offsets)
-        return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, before.clock_ms, planned.clock_ms)
+        clocks = (before.clock_ms, clock_ms)
+        return BatchSpan(self._origin, planned.batch_id, *cutoffs, *offsets, ids, *clocks, missed_before_ms)

@@ -16,7 +16,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.chunk import most_deliveries
 from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
-from state.buckets.operator import DUE
+from state.buckets.operator import BOUND, DUE
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.group_keys import state_partitions
@@ -67,7 +67,8 @@ class Staging:
             due = _by_shard(due, plan.settings)
         # Otherwise each partition has all rows of its shards already: those of its state.
         ordered = due.sortWithinPartitions("shard", *ORDER)
-        return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(plan.span), cancels), _REPORT)
+        below_ms = {row["shard"]: row["min_deliver_at_ms"] for row in rows if row["kind"] == BOUND}
+        return ordered.mapInArrow(hand_over_chunks(self._hand_over_plan(plan.span, below_ms), cancels), _REPORT)
 
     def run(self, tasks: DataFrame) -> None:
         """Hand over. Any thread may call it."""
@@ -78,7 +79,7 @@ class Staging:
         self._last_writers.update(writers)
         failpoint("handed-over")
 
-    def _hand_over_plan(self, span: BatchSpan) -> HandOverPlan:
+    def _hand_over_plan(self, span: BatchSpan, occurrences_below_ms: dict[int, int]) -> HandOverPlan:
         return HandOverPlan(
             application_id=self._settings.application_id,
             batch=span,
@@ -93,6 +94,7 @@ class Staging:
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
             most_deliveries=most_deliveries(self._settings.limits.max_message_bytes),
+            occurrences_below_ms=occurrences_below_ms,
         )
 
 

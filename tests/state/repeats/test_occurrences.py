@@ -1,21 +1,27 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, count, islice, pairwise
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sources.intake.accept import accept
-from state.buckets.operator import DUE, NAMED, SEALED
+from state.buckets.operator import BOUND, DUE, NAMED, SEALED
 from state.buckets.parts import following_part
-from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan
 from state.kinds import OCCURRENCE, REPEATING, is_delivered, is_message, repeats
 from state.message import decode_chunk
+from state.message_ids import ID
 from state.names import named
+from state.order import OrderKey
 from state.repeats import occurrences
 from state.repeats.occurrences import OccurrenceRows, as_waiting, left_of_staged, waiting_in
 from state.repeats.schedule import MISSED, Occurrence
@@ -38,12 +44,23 @@ def accepted(*rows: tuple[tuple[str, bytes], ...]) -> pa.Table:
     return messages.slice(0, len(rows))
 
 
-def made(messages: pa.Table, clock_ms: int, cutoff_ms: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of a batch by kind."""
-    rows = OccurrenceRows(SETTINGS, BUCKET, SHARD, START_MS + clock_ms, START_MS + cutoff_ms)
-    found: dict[str, list[dict[str, Any]]] = {DUE: [], SEALED: [], NAMED: []}
-    rows.add(messages)
-    for batch in rows.finish():
+def span_of(clock_ms: int, cutoff_ms: int) -> BatchSpan:
+    """Return a batch with this clock and cutoff after the start, and a horizon of a minute."""
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), BUCKET, 0, START_MS + cutoff_ms, clock_ms=START_MS + clock_ms)
+    return replace(span, missed_before_ms=span.clock_ms - MINUTE)
+
+
+def made(
+    messages: pa.Table, clock_ms: int, cutoff_ms: int, settings: BatchSettings = SETTINGS, cut: int = 1
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of a batch by kind. It reads the first `cut` messages before the others."""
+    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms), SHARD)
+    found: dict[str, list[dict[str, Any]]] = {DUE: [], SEALED: [], NAMED: [], BOUND: []}
+    messages = messages.filter(pa.array(repeats(messages)))
+    pieces = [messages.slice(0, cut), messages.slice(cut)]
+    for piece in pieces:
+        rows.add(piece)
+    for batch in (*chain.from_iterable(map(rows.staged, pieces)), *rows.finish()):
         for row in batch.to_pylist():
             found[row["kind"]].append(row)
     return found
@@ -64,9 +81,10 @@ def test_batch_hands_over_what_is_below_its_cutoff_and_seals_what_follows() -> N
         (("x", b"2"),),
         (("delayline-repeat", b"every 30m"), ("delayline-repeat-count", b"1")),
     )
-    rows = made(messages, 0, 25 * MINUTE)
-    assert contents(rows[DUE]) == [(0, 10, b"1", OCCURRENCE), (0, 20, b"2", OCCURRENCE), (2, 30, b"1", OCCURRENCE)]
-    assert contents(rows[SEALED]) == [(0, 30, b"3", REPEATING)]
+    rows = made(messages, 0, 35 * MINUTE)
+    expected = [(0, 10, b"1"), (0, 20, b"2"), (0, 30, b"3"), (2, 30, b"1")]
+    assert contents(rows[DUE]) == [(*each, OCCURRENCE) for each in expected]
+    assert contents(rows[SEALED]) == [(0, 40, b"4", REPEATING)]
     (segment,) = rows[SEALED]
     assert (segment["part"], segment["repeats"], segment["count"]) == (following_part(BUCKET), 1, 1)
     delivered = decode_chunk(rows[DUE][0]["chunk"])
@@ -91,10 +109,8 @@ def test_name_is_that_of_the_occurrence_that_waits() -> None:
 
 def test_segments_of_occurrences_have_numbers_of_their_own() -> None:
     messages = accepted(*[(("delayline-repeat", b"every 10m"),)] * 5)
-    settings = some_batch_settings(segment_max_messages=2)
-    rows = OccurrenceRows(settings, BUCKET, SHARD, START_MS, START_MS + 15 * MINUTE)
-    rows.add(messages)
-    numbers = [row["segment"] for batch in rows.finish() for row in batch.to_pylist() if row["kind"] == SEALED]
+    rows = made(messages, 0, 15 * MINUTE, some_batch_settings(segment_max_messages=2))
+    numbers = [row["segment"] for row in rows[SEALED]]
     assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
     assert numbers[0] >= 3 << 18
 
@@ -105,7 +121,7 @@ def test_occurrences_of_an_outage_are_staged_in_turn_whatever_message_they_are_o
     """Chunks that overlap in due time would all be in memory at once when they are merged."""
     monkeypatch.setattr(occurrences, "_TOGETHER_BYTES", 1_000)
     every = (("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", b"all"), ("x", bytes(50)))
-    rows = made(accepted(*[every] * 5), 100 * MINUTE, 101 * MINUTE)
+    rows = made(accepted(*[every] * 5), 100 * MINUTE, 101 * MINUTE, cut=0)
     spans = [(row["min_deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows[DUE]]
     assert len(spans) > 20
     assert all(last_ms <= next_ms for (_, last_ms), (next_ms, _) in pairwise(spans))
@@ -114,40 +130,95 @@ def test_occurrences_of_an_outage_are_staged_in_turn_whatever_message_they_are_o
     ]
 
 
+EACH = (("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", b"all"))
+
+
+def in_turn(messages: pa.Table, clock: int, cutoff: int, settings: BatchSettings) -> Iterator[list[tuple[int, int]]]:
+    """Yield offset and minute of what batches stage of `messages`, one after the other, until nothing is left."""
+    for passed in count():
+        rows = made(messages, (clock + passed) * MINUTE, (cutoff + passed) * MINUTE, settings)
+        again = made(messages, (clock + passed) * MINUTE, (cutoff + passed) * MINUTE, settings)
+        assert rows == again, "a replay"
+        yield sorted((each[:2] for each in contents(rows[DUE])), key=itemgetter(1, 0))
+        messages = pa.concat_tables([decode_chunk(row["chunk"]) for row in rows[SEALED]]).combine_chunks()
+        assert min(messages.column("deliver_at_ms").to_pylist()) >= START_MS + (cutoff + passed) * MINUTE
+        if not rows[BOUND]:
+            return
+        # Everything before it was staged, and nothing else.
+        (bound,) = rows[BOUND]
+        assert {minute * MINUTE < bound["min_deliver_at_ms"] - START_MS for _, minute, *_ in contents(rows[DUE])} == {
+            True
+        }
+        assert min(each.occurrence.at_ms for each in waiting_in(messages)) == bound["min_deliver_at_ms"]
+
+
+def test_batch_stages_no_more_occurrences_than_it_can_and_the_rest_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(occurrences, "_MOST_STAGED", 100)
+    batches = list(in_turn(accepted(*[EACH] * 7), 99, 100, SETTINGS))
+    assert {len(each) for each in batches[:-1]} == {105}
+    every = [each for batch in batches for each in batch]
+    last = 99 + len(batches) - 1
+    assert every == [(offset, minute) for minute in range(1, last + 1) for offset in range(7)]
+
+
+def test_batch_stages_no_more_bytes_of_occurrences_than_it_can() -> None:
+    settings = replace(SETTINGS, group_bytes=1_000_000)
+    large = (*EACH, ("x", bytes(100_000)))
+    batches = list(in_turn(accepted(*[large] * 4), 99, 100, settings))
+    assert {len(each) for each in batches[:-1]} == {12}
+    assert len({each for batch in batches for each in batch}) == sum(map(len, batches))
+
+
+def test_batch_stages_all_that_is_due_at_one_instant() -> None:
+    """There is one occurrence of each message at the most, as of other messages."""
+    settings = replace(SETTINGS, group_bytes=1)
+    batches = list(islice(in_turn(accepted(*[EACH] * 5), 1, 3, settings), 2))
+    assert batches == [[(offset, minute) for offset in range(5)] for minute in (1, 2)]
+
+
+def test_name_is_where_the_occurrence_waits_that_is_left_for_the_next_batch() -> None:
+    settings = replace(SETTINGS, group_bytes=1)
+    rows = made(accepted((*EACH, ("delayline-name", b"n"))), 9 * MINUTE, 10 * MINUTE, settings)
+    (names,) = (decode_chunk(row["chunk"]).to_pylist() for row in rows[NAMED])
+    (sealed,) = (decode_chunk(row["chunk"]).to_pylist() for row in rows[SEALED])
+    assert [each["deliver_at_ms"] for each in names] == [sealed[0]["deliver_at_ms"]] == [START_MS + 10 * MINUTE]
+
+
 @given(
-    st.sampled_from(MISSED), st.none() | st.integers(1, 12), st.integers(0, 40), st.integers(1, 40), st.integers(0, 12)
+    st.sampled_from(MISSED),
+    st.none() | st.integers(1, 12),
+    st.integers(0, 40),
+    st.integers(1, 40),
+    st.integers(0, 12),
+    st.none() | st.integers(0, 9),
 )
 def test_nothing_is_lost_or_doubled_if_a_batch_is_cut_off(
-    missed: str, most: int | None, clock: int, ahead: int, committed: int
+    missed: str, most: int | None, clock: int, ahead: int, committed: int, below: int | None
 ) -> None:
-    """Whatever it has handed over by then: what is left goes on from there, and by the clock of a later batch."""
+    """Whatever it has staged by then: what is left goes on from there, and by the clock of a later batch."""
     pairs = [("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", missed.encode())]
     if most is not None:
         pairs.append(("delayline-repeat-count", b"%d" % most))
-    settings = some_batch_settings(policy=DelayPolicy(repeats=True))
-    table = records([{"timestamp_ms": START_MS, "headers": headers(*pairs)}])
-    messages = accept(table, settings, START_MS).messages
+    messages = accepted(tuple(pairs))
     ((schedule, first, _),) = waiting_in(messages)
-    clock_ms, cutoff_ms = START_MS + clock * MINUTE, START_MS + (clock + ahead) * MINUTE + 1
-    if first.at_ms >= cutoff_ms:
-        return
-    staged, following = schedule.stage(first, clock_ms, cutoff_ms)
-    done = staged[:committed]
-    last_ms = done[-1].at_ms if done else -1
-
-    def are_handed_over(own: pa.Table) -> np.ndarray:
-        return np.asarray(own.column("deliver_at_ms").to_numpy() <= last_ms)
-
-    left = left_of_staged(messages, clock_ms, cutoff_ms, are_handed_over)
-    expected = [*staged[committed:], *([following] if following else [])][:1]
-    assert [each.occurrence for each in waiting_in(left)] == expected
+    span = span_of(clock * MINUTE, (clock + ahead) * MINUTE + 1)
+    every = list(islice(schedule.coming(first, span.missed_before_ms, span.clock_ms), 99))
+    below_ms = None if below is None else START_MS + below * MINUTE
+    end_ms = span.cutoff_ms if below_ms is None else min(below_ms, span.cutoff_ms)
+    staged = [each for each in every if each.at_ms < end_ms][:committed]
+    # Other messages may be staged behind them.
+    last_ms = span.cutoff_ms if len(staged) < committed else (staged[-1].at_ms if staged else -1)
+    last = OrderKey(last_ms, *(messages.column(name)[0].as_py() for name in ID))
+    left = left_of_staged(messages, span, last, None if below_ms is None else end_ms)
+    assert [each.occurrence for each in waiting_in(left)] == every[len(staged) :][:1]
     assert repeats(left).all()
 
 
+@pytest.mark.parametrize("from_ms", [0, START_MS + 100])
 @pytest.mark.parametrize("number", [1, 9, 10**6])
-def test_occurrence_that_waits_is_read_as_it_was_written(number: int) -> None:
+def test_occurrence_that_waits_is_read_as_it_was_written(number: int, from_ms: int) -> None:
     messages = accepted((("delayline-repeat", b"every 10m"), ("x", b"1")))
     waiting = waiting_in(messages)
     occurrence = Occurrence(number, START_MS + 99)
-    (again,) = waiting_in(as_waiting(messages, waiting, [(0, occurrence)]))
+    (again,) = waiting_in(as_waiting(messages, waiting, [(0, occurrence)], from_ms))
     assert again == waiting[0]._replace(occurrence=occurrence)

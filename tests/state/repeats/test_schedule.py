@@ -7,17 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.repeats.rule import Rule, parse_rule
-from state.repeats.schedule import ALL, MISSED, MOST_MISSED, NONE, ONE, Occurrence, Schedule
+from state.repeats.schedule import ALL, MISSED, NONE, ONE, Occurrence, Schedule
 
 MINUTE = 60_000
+HORIZON = 5 * MINUTE
 EVERY = Rule(interval_ms=10 * MINUTE)
 
 
-def dues(schedule: Schedule, first_ms: int, clock_ms: int, cutoff_ms: int, number: int = 2) -> list[int]:
-    staged, following = schedule.stage(Occurrence(number, first_ms), clock_ms, cutoff_ms)
-    assert all(each.at_ms < cutoff_ms for each in staged)
-    assert following is None or following.at_ms >= cutoff_ms
-    return [each.at_ms // MINUTE for each in (*staged, *([following] if following else []))]
+def coming(schedule: Schedule, first_ms: int, clock_ms: int, end_ms: int, number: int = 2) -> list[Occurrence]:
+    """Return what comes before `end_ms`, and the next one. The first one waits, and a batch has this clock."""
+    found = []
+    for each in schedule.coming(Occurrence(number, first_ms), clock_ms - HORIZON, clock_ms):
+        found.append(each)
+        if each.at_ms >= end_ms:
+            break
+    return found
+
+
+def dues(schedule: Schedule, first_ms: int, clock_ms: int, end_ms: int, number: int = 2) -> list[int]:
+    found = coming(schedule, first_ms, clock_ms, end_ms, number)
+    assert [each.number for each in found] == list(range(number, number + len(found)))
+    return [each.at_ms // MINUTE for each in found]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,15 @@ def test_nothing_is_missed_while_the_job_runs(missed: str) -> None:
     assert dues(schedule, 10 * MINUTE, 10 * MINUTE, 35 * MINUTE) == [10, 20, 30, 40]
 
 
+@pytest.mark.parametrize("missed", MISSED)
+def test_nothing_is_missed_that_a_batch_stages_late_by_less_than_the_horizon(missed: str) -> None:
+    """A slow batch, or a restart: the occurrences come late, each of them."""
+    schedule = Schedule(Rule(interval_ms=MINUTE), missed=missed)
+    assert dues(schedule, 10 * MINUTE, 15 * MINUTE, 16 * MINUTE) == [10, 11, 12, 13, 14, 15, 16]
+    late = dues(schedule, 10 * MINUTE, 15 * MINUTE + 1, 16 * MINUTE)
+    assert late == {ONE: [10, 16], NONE: [16], ALL: [10, 11, 12, 13, 14, 15, 16]}[missed]
+
+
 def test_first_occurrence_comes_however_late() -> None:
     assert dues(Schedule(EVERY, missed=NONE), 10 * MINUTE, 55 * MINUTE, 56 * MINUTE, number=1) == [10, 60]
 
@@ -46,18 +65,18 @@ def test_cutoff_behind_the_clock() -> None:
     assert dues(Schedule(EVERY, missed=NONE), 10 * MINUTE, 55 * MINUTE, 25 * MINUTE) == [60]
 
 
-def test_outage_of_years_is_bounded() -> None:
+def test_each_occurrence_of_an_outage_of_years_comes() -> None:
     year = 366 * 24 * 60 * MINUTE
-    staged, following = Schedule(Rule(interval_ms=10_000), missed=ALL).stage(Occurrence(1, 0), year, year + MINUTE)
-    assert len(staged) == MOST_MISSED + 6
-    assert following == Occurrence(MOST_MISSED + 7, year + MINUTE)
+    found = coming(Schedule(EVERY, missed=ALL), 0, year, year, number=1)
+    assert (len(found), found[-1].at_ms) == (366 * 24 * 6 + 1, year)
 
 
 def test_it_ends() -> None:
     assert dues(Schedule(EVERY, count=3), 10 * MINUTE, 0, 15 * MINUTE, number=3) == [10]
     assert dues(Schedule(EVERY, count=3), 10 * MINUTE, 0, 15 * MINUTE, number=2) == [10, 20]
-    assert dues(Schedule(EVERY, until_ms=20 * MINUTE), 10 * MINUTE, 0, 15 * MINUTE) == [10, 20]
+    assert dues(Schedule(EVERY, until_ms=20 * MINUTE), 10 * MINUTE, 0, 99 * MINUTE) == [10, 20]
     assert dues(Schedule(EVERY, until_ms=20 * MINUTE - 1), 10 * MINUTE, 0, 15 * MINUTE) == [10]
+    assert dues(Schedule(EVERY, until_ms=50 * MINUTE, missed=NONE), 10 * MINUTE, 55 * MINUTE, 99 * MINUTE) == []
 
 
 @given(
@@ -69,7 +88,7 @@ def test_it_ends() -> None:
 def test_batches_stage_each_occurrence_once_and_in_order(
     missed: str, interval: int, count: int | None, steps: list[tuple[int, int]]
 ) -> None:
-    """However far apart batches are, and however far ahead they hand over."""
+    """However far apart batches are, and however far ahead they stage."""
     schedule = Schedule(Rule(interval_ms=interval), count=count, missed=missed)
     waiting: Occurrence | None = Occurrence(1, 5)
     found: list[Occurrence] = []
@@ -78,14 +97,32 @@ def test_batches_stage_each_occurrence_once_and_in_order(
         clock_ms += after_ms
         cutoff_ms = max(cutoff_ms, clock_ms + horizon_ms)
         if waiting is not None and waiting.at_ms < cutoff_ms:
-            staged, waiting = schedule.stage(waiting, clock_ms, cutoff_ms)
+            missed_before_ms, first_ms = clock_ms - horizon_ms, waiting.at_ms
+            several = schedule.coming(waiting, missed_before_ms, clock_ms)
+            staged = []
+            for waiting in several:
+                if waiting.at_ms >= cutoff_ms:
+                    break
+                staged.append(waiting)
+            else:
+                waiting = None
             found += staged
+            if first_ms >= missed_before_ms:
+                instants = range(first_ms, cutoff_ms, interval)
+                assert [each.at_ms for each in staged] == list(instants)[: None if count is None else len(staged)]
     assert [each.number for each in found] == list(range(1, len(found) + 1))
     assert all(second.at_ms > first.at_ms for first, second in pairwise(found))
     assert all((each.at_ms - 5) % interval == 0 for each in found)
     assert count is None or len(found) <= count
     if missed == ALL and found:
         assert [each.at_ms for each in found] == list(range(5, found[-1].at_ms + 1, interval))
+
+
+@given(st.integers(1, 2**31), st.integers(0, 2**50), st.integers(0, 2**50))
+def test_number_says_until_when_it_waits(number: int, at_ms: int, longer_ms: int) -> None:
+    occurrence = Occurrence(number, at_ms)
+    for until_ms in (at_ms, at_ms + longer_ms):
+        assert Occurrence.from_bytes(occurrence.to_bytes(until_ms), until_ms) == occurrence
 
 
 @given(

@@ -28,10 +28,16 @@ def came(*given: tuple[int, int], late_s: int = 0, **changes: Any) -> list[Recei
 
 
 def problems(
-    message: Repeated, records: list[Received], until_s: int = 35, last: int | None = -1, down: bool = False
+    message: Repeated,
+    records: list[Received],
+    until_s: int = 35,
+    last: int | None = -1,
+    down: bool = False,
+    horizon_s: int = 20,
 ) -> list[str]:
     ended = {} if last == -1 else {ID: last}
-    return list(schedule_problems({ID: message}, records, ended, until_s * SECOND, lambda *_: down))
+    until_ms, horizon_ms = until_s * SECOND, horizon_s * SECOND
+    return list(schedule_problems({ID: message}, records, ended, until_ms, lambda *_: down, horizon_ms))
 
 
 def test_right_run_has_no_problem() -> None:
@@ -44,6 +50,9 @@ def test_right_run_has_no_problem() -> None:
     assert problems(EVERY, [*came((1, 10)), *came((2, 20), late_s=26), *came((3, 50))], until_s=55, down=True) == []
     none = replace(EVERY, missed="none")
     assert problems(none, came((1, 10), (2, 50)), until_s=55, down=True) == []
+    # It was read late: the very first one comes in any case.
+    late = [*came((1, 10), late_s=35), *came((2, 50))]
+    assert problems(none, late, until_s=55, down=True, horizon_s=34) == []
 
 
 @pytest.mark.parametrize(
@@ -72,6 +81,10 @@ def test_faults_of_schedules_that_end_or_miss_something_are_found() -> None:
     assert problems(replace(EVERY, until_ms=29 * SECOND), came(*RIGHT))
     gap = [*came((1, 10)), *came((2, 20), late_s=26), *came((3, 50))]
     assert any("nothing came at 30000" in each for each in problems(EVERY, gap, until_s=55))
+    # Nothing is missed that is late by less.
+    for missed in ("one", "none"):
+        own = replace(EVERY, missed=missed)
+        assert any("nothing came at 30000" in each for each in problems(own, gap, 55, down=True, horizon_s=26))
     assert any("nothing came at 30000" in each for each in problems(replace(EVERY, missed="all"), gap, 55, down=True))
 
 

@@ -22,10 +22,11 @@ from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
-from state.message import decode_chunk, empty_messages, encode_chunk
+from state.message import MESSAGE_SCHEMA, decode_chunk, empty_messages, encode_chunk
 from state.name_holders import HOLDER_SCHEMA
 from state.names import NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
+from state.repeats.occurrences import waiting_in
 from streaming.checkpoint.handover import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.operations.moved import Moved, moved_in, retimed_in, with_ids, without_ids
@@ -422,3 +423,30 @@ def test_without_due_times_that_were_taken_over_messages_are_due_as_they_say() -
     assert due_times(every, RETIMED_SCHEMA.empty_table()).tolist() == [0, 1, 2]
     retimed = pa.table([[TOPIC] * 2, [0] * 2, [1, 9], [50, 60], [50, 60]], schema=RETIMED_SCHEMA)
     assert due_times(every, retimed).tolist() == [0, 50, 2]
+
+
+@pytest.mark.parametrize(
+    ("last_s", "below_s", "waits"),
+    [
+        # Nothing but other messages is staged, or two occurrences, or all.
+        (40, 10, (1, 10)),
+        (20, None, (3, 30)),
+        (40, 30, (3, 30)),
+        (40, None, (5, 50)),
+    ],
+)
+def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left(
+    last_s: int, below_s: int | None, waits: tuple[int, int]
+) -> None:
+    """The batch has stored nothing, so the record alone says what repeats."""
+    below_ms = None if below_s is None else CLOCK_MS + below_s * 1_000
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS, CLOCK_MS + 45_000, {}, READ, clock_ms=CLOCK_MS)
+    last = OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
+    handed_over = HandedOver((Progress(span, 3, last, 3, below_ms),))
+    policy = DelayPolicy(repeats=True)
+    settings = some_batch_settings(shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=policy)
+    rest = Rest(handed_over, {}, {}, {}, settings, CLOCK_MS, Moved(handed_over))
+    record = {"offset": 4, "timestamp_ms": CLOCK_MS, "headers": headers(("delayline-repeat", b"every 10s"))}
+    (row,) = rows_left(rest, record)
+    (waiting,) = waiting_in(pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA))
+    assert waiting.occurrence == (waits[0], CLOCK_MS + waits[1] * 1_000)

@@ -521,10 +521,11 @@ class Service:
     def _occur(self, messages: list[pa.Table], span: BatchSpan, clock_ms: int) -> pa.Table:
         """Hand over occurrences of messages that repeat, and store those that follow. Return their names."""
         rows: list[dict[str, Any]] = []
+        span = replace(span, clock_ms=clock_ms, missed_before_ms=clock_ms)
         for shard, own in by_shard(pa.concat_tables([empty_messages(), *messages]), SHARDS):
-            made = OccurrenceRows(BATCH_SETTINGS, span.bucket, shard, clock_ms, span.cutoff_ms)
+            made = OccurrenceRows(BATCH_SETTINGS, span, shard)
             made.add(own)
-            rows += [row for batch in made.finish() for row in batch.to_pylist()]
+            rows += [row for batch in (*made.staged(own), *made.finish()) for row in batch.to_pylist()]
         names = [decode_chunk(row["chunk"]) for row in rows if row["kind"] == NAMED]
         named = pa.concat_tables([NAMED_SCHEMA.empty_table(), *names])
         for row in (row for each in rows if each["kind"] == DUE for row in decode_chunk(each["chunk"]).to_pylist()):

@@ -1,0 +1,215 @@
+"""Messages that repeat, across lost checkpoints: of each, one occurrence waits, and it is the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sources.intake.accept import accept
+from state.buckets.operator import BOUND, DUE, SEALED
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.checkpoint.handed_over import HandedOver
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan, Progress
+from state.message import decode_chunk, empty_messages, encode_chunk
+from state.message_ids import ID
+from state.order import OrderKey, in_order, key_of
+from state.repeats.occurrences import OccurrenceRows, waiting_in
+from state.repeats.schedule import ALL, NONE, ONE
+from state.shards import by_shard
+from streaming.operations import schedules
+from streaming.operations.schedules import Superseded
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
+
+SECOND = 1_000
+START_MS = 1_798_000_000_000
+HORIZON = 60 * SECOND
+SHARDS = 2
+SETTINGS = some_batch_settings(
+    shard_keys=(3, 5), policy=DelayPolicy(repeats=True), partitions=PARTITIONS | {"delayline-results": 1}
+)
+
+
+def published(*missed: str, every_s: int = 10, most: int | None = None) -> pa.Table:
+    """Return a message for each of `missed`, which are spread over the shards."""
+    rows = []
+    for offset, each in enumerate(missed):
+        pairs = [("delayline-repeat", b"every %ds" % every_s), ("delayline-repeat-missed", each.encode())]
+        pairs += [("delayline-repeat-count", b"%d" % most)] if most is not None else []
+        rows.append({"timestamp_ms": START_MS, "offset": offset, "key": b"%d" % offset, "headers": headers(*pairs)})
+    return accept(records(rows), SETTINGS, START_MS).messages
+
+
+@dataclass
+class Job:
+    """Batches, a table and markers, without Spark, Kafka or Delta. Of each message only occurrences are staged.
+
+    `came` has the number and the instant of what is staged, by offset.
+    """
+
+    batch_settings: BatchSettings = SETTINGS
+    origin: CheckpointOrigin = field(default_factory=lambda: CheckpointOrigin("c", 1, SHARDS, 1, START_MS))
+    table: list[tuple[int, pa.Table]] = field(default_factory=list)
+    markers: dict[int, Progress] = field(default_factory=dict)
+    came: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    batch_id: int = -1
+    cutoff_ms: int = 0
+
+    def __post_init__(self) -> None:
+        self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
+
+    def waiting(self) -> pa.Table:
+        """Return what waits in the table."""
+        tables = [empty_messages()]
+        for bucket, messages in self.table:
+            is_overdue = not self.cutoff_ms and bucket == self.origin.overdue_bucket
+            from_ms = 0 if is_overdue else max(self.cutoff_ms, self.origin.cutoff_ms)
+            tables.append(messages.filter(pa.array(dues_of(messages) >= from_ms)))
+        return in_order(pa.concat_tables(tables).combine_chunks())
+
+    def run(self, clock_ms: int, ahead_ms: int, staged: int | None = None, other: bool = False) -> None:
+        """Run a batch. It is cut off once each shard has staged so many occurrences, unless that is None.
+
+        With `other` each shard also stages a message that is due last.
+        """
+        cutoff_ms = max(self.cutoff_ms, self.origin.cutoff_ms, clock_ms + ahead_ms)
+        self.batch_id += 1
+        span = BatchSpan(self.origin, self.batch_id, self.cutoff_ms, cutoff_ms, clock_ms=clock_ms)
+        span = replace(span, missed_before_ms=clock_ms - HORIZON)
+        waiting = self.waiting()
+        due = waiting.filter(pa.array(dues_of(waiting) < cutoff_ms))
+        following, is_over = [], True
+        for shard, own in by_shard(due, SHARDS):
+            rows = OccurrenceRows(self.batch_settings, span, shard)
+            rows.add(own)
+            made = [row for batch in (*rows.staged(own), *rows.finish()) for row in batch.to_pylist()]
+            several = [decode_chunk(row["chunk"]) for row in made if row["kind"] == DUE]
+            every = in_order(pa.concat_tables([empty_messages(), *several]).combine_chunks())
+            done = every if staged is None else every.slice(0, staged)
+            is_whole = staged is None or every.num_rows < staged
+            bounds = [row["min_deliver_at_ms"] for row in made if row["kind"] == BOUND]
+            last = key_of(done, -1) if done.num_rows else None
+            if other and is_whole:
+                last = OrderKey(cutoff_ms - 1, "z", 0, 0)
+            if last is not None:
+                self.markers[shard] = Progress(span, 1, last, 1, *bounds)
+            for row in done.to_pylist():
+                found = int(row["headers"][-1]["value"]), row["deliver_at_ms"]
+                self.came.setdefault(row["offset"], []).append(found)
+            is_over &= is_whole
+            following += [decode_chunk(row["chunk"]) for row in made if row["kind"] == SEALED]
+        if is_over:
+            self.table += [(span.bucket, messages) for messages in following]
+            self.cutoff_ms = cutoff_ms
+
+    def rebuild(self) -> None:
+        """Make a new checkpoint, as `streaming.operations.rebuild` does."""
+        handed_over = HandedOver(tuple(self.markers[shard] for shard in range(SHARDS)))
+        left = left_in(self.table, handed_over)
+        superseded = Superseded(left.filter(left.column("chunk").is_null()).select([*ID, "deliver_at_ms"]))
+        numbers = [bucket for bucket, _ in self.table]
+        bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
+        generation = self.origin.generation + 1
+        cutoff_ms = max(handed_over.cutoff_ms, superseded.end_ms)
+        self.origin = CheckpointOrigin(f"c{generation}", generation, SHARDS, bucket + 1, cutoff_ms)
+        rest = [decode_chunk(chunk.as_py()) for chunk in left.column("chunk").drop_null()]
+        for own, messages in self.table:
+            waits = dues_of(messages) < cutoff_ms
+            waits &= ~handed_over.of_bucket(messages, own) & ~superseded.among(messages)
+            rest.append(messages.filter(pa.array(waits)))
+        self.table.append((bucket, pa.concat_tables(rest).combine_chunks()))
+        self.batch_id, self.cutoff_ms = -1, 0
+        self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
+
+
+def dues_of(messages: pa.Table) -> np.ndarray:
+    return np.asarray(messages.column("deliver_at_ms").to_numpy())
+
+
+def left_in(table: Iterable[tuple[int, pa.Table]], handed_over: HandedOver) -> pa.Table:
+    """Return what `left_in_table` returns of such a table."""
+    chunks = [{"bucket": bucket, "chunk": encode_chunk(messages)} for bucket, messages in table]
+    schema = pa.schema([("bucket", pa.int64()), ("chunk", pa.binary())])
+    every = schedules._occurrences(handed_over, {})(iter([pa.RecordBatch.from_pylist(chunks, schema=schema)]))
+    by_id = pa.Table.from_batches(every, schema=schedules._OCCURRENCES)
+    by_id = by_id.sort_by([(name, "ascending") for name in (*ID, "number", "deliver_at_ms", "bucket")])
+    return pa.Table.from_batches(schedules._left(handed_over)(by_id.to_batches()), schema=schedules._LEFT)
+
+
+def check(job: Job, messages: pa.Table, every_s: int = 10, most: int | None = None) -> None:
+    """Check what came, and that of each message one occurrence waits, which is the next one."""
+    waiting = job.waiting()
+    offsets = waiting.column("offset").to_pylist()
+    assert len(offsets) == len(set(offsets)), "one of each"
+    next_one = dict(zip(offsets, waiting_in(waiting), strict=True))
+    for message in messages.to_pylist():
+        came = job.came.get(message["offset"], [])
+        assert [number for number, _ in came] == list(range(1, len(came) + 1))
+        dues = [due_ms for _, due_ms in came]
+        assert dues == sorted(set(dues))
+        if most is not None and len(came) >= most:
+            assert message["offset"] not in next_one
+            continue
+        schedule, occurrence, _ = next_one[message["offset"]]
+        assert occurrence.number == len(came) + 1
+        assert not dues or occurrence.at_ms > dues[-1]
+        if schedule.missed == ALL:
+            assert [*dues, occurrence.at_ms] == [START_MS + every_s * SECOND * each for each in range(1, len(came) + 2)]
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 80), st.none() | st.integers(0, 9), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.sampled_from([1, 200, 10**6]), st.none() | st.integers(1, 20))
+def test_one_occurrence_waits_after_each_rebuild(
+    steps: list[tuple[int, int, int | None, bool]], group_bytes: int, most: int | None
+) -> None:
+    """Wherever the last batch was cut off, and however many occurrences a batch may stage."""
+    messages = published(ONE, ALL, NONE, ALL, NONE, most=most)
+    job = Job(replace(SETTINGS, group_bytes=group_bytes), table=[(0, messages)])
+    clock_ms = START_MS
+    for passed_s, ahead_s, staged, other in steps:
+        clock_ms += passed_s * SECOND
+        job.run(clock_ms, ahead_s * SECOND, None, other)
+        check(job, messages, most=most)
+        clock_ms += passed_s * SECOND
+        job.run(clock_ms, ahead_s * SECOND, staged, other)
+        if staged is not None:
+            job.rebuild()
+        check(job, messages, most=most)
+
+
+def test_occurrences_that_several_batches_left_out_begin_no_second_chain() -> None:
+    """Such batches stage nothing, so no marker says that they ran."""
+    messages = published(NONE, NONE, every_s=600)
+    job = Job(table=[(0, messages)])
+    clock_ms = START_MS + 590 * SECOND
+    job.run(clock_ms, 60 * SECOND)
+    for _ in range(3):
+        # Nothing is delivered in time, and the next one is not due before the cutoff.
+        clock_ms += 700 * SECOND
+        job.run(clock_ms, SECOND)
+    job.rebuild()
+    check(job, messages, every_s=600)
+    job.run(clock_ms + 1_200 * SECOND, 60 * SECOND)
+    check(job, messages, every_s=600)
+
+
+@pytest.mark.parametrize("due_ms", [10, 20, 30])
+def test_all_occurrences_before_the_one_that_waits_are_superseded(due_ms: int) -> None:
+    messages = published(NONE).set_column(0, "deliver_at_ms", pa.array([due_ms]))
+    own = messages.select(ID).append_column("deliver_at_ms", pa.array([30]))
+    assert Superseded(own).among(messages).tolist() == [due_ms < 30]
+    assert Superseded(own).end_ms == 30
+    assert not Superseded()
