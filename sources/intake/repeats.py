@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from state.message import HEADERS
 from state.names import named
 from state.repeats.rule import parse_rule
 from state.repeats.schedule import (
+    ALL,
     COUNT_HEADER,
     MISSED,
     MISSED_HEADER,
@@ -30,11 +32,14 @@ from state.repeats.schedule import (
     SCHEDULE_HEADER,
     UNTIL_HEADER,
     ZONE_HEADER,
+    Occurrence,
     Schedule,
 )
 from state.repeats.zones import zone_named
 
 _MOST_COUNT = 2**31
+# A record that asks for all occurrences since 1970 would be a flood.
+_MOST_BEFORE = 1_000
 _OFF = f"{REPEAT_HEADER} has no meaning on this topic: the policy repeats is off"
 
 
@@ -240,6 +245,16 @@ def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, most_
         first_ms = published_ms + rule.interval_ms if start_ms is None else start_ms
     if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
         raise BadRepeat(f"{rule} has no occurrence before it ends")
+    if schedule.missed == ALL and _has_more_before(schedule, first_ms, published_ms):
+        raise BadRepeat(f"more than {_MOST_BEFORE} occurrences of {rule} lie before the record's timestamp")
     if first_ms - published_ms > most_ms or first_ms - clock_ms > most_ms + MOST_SKEW_MS:
         raise DelayTooLong(f"the first occurrence of {rule} comes after more than the longest delay ({longest})")
     return first_ms
+
+
+def _has_more_before(schedule: Schedule, first_ms: int, published_ms: int) -> bool:
+    """Return whether more than `_MOST_BEFORE` occurrences from `first_ms` on come before `published_ms` (epoch ms)."""
+    if (published_ms - first_ms) // schedule.rule.shortest_ms < _MOST_BEFORE:
+        return False
+    last = list(islice(schedule.coming(Occurrence(1, first_ms), 0, 0), _MOST_BEFORE + 1))
+    return len(last) > _MOST_BEFORE and last[-1].at_ms < published_ms

@@ -122,6 +122,19 @@ def test_no_end_is_too_late_and_no_count_too_large() -> None:
     assert found["waiting"].schedule.count == 2**31
 
 
+@pytest.mark.parametrize("rule", [b"every 10s", b"*/10 * * * * *"])
+def test_no_flood_of_occurrences_begins_before_the_record(rule: bytes) -> None:
+    """Each of them would come at once."""
+    every = [("delayline-repeat", rule), ("delayline-repeat-missed", b"all")]
+    # All but the first one are at full tens of seconds.
+    allowed, too_many = (("deliver-at", b"%d" % (CLOCK_MS - each * 10_000)) for each in (1_000, 1_001))
+    assert accepted(*every, allowed)["kind"] == REPEATING
+    found = accepted(*every, too_many)
+    assert (found["error_code"], "1000 occurrences" in found["error_text"]) == ("bad-repeat", True)
+    assert accepted(*every, too_many, ("delayline-repeat-count", b"1000"))["kind"] == REPEATING
+    assert accepted(every[0], too_many)["kind"] == REPEATING, "one late occurrence comes"
+
+
 def test_timestamp_that_is_none_is_no_start() -> None:
     assert accepted(RULE, timestamp_ms=1_798_000_000)["error_code"] == "bad-timestamp"
     assert accepted(RULE, timestamp_ms=WRITTEN_MS * 1000)["error_code"] == "delay-too-long"
