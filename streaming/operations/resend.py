@@ -129,7 +129,7 @@ class _Run:
         for chunk in chunks(self.reader.records(starts)):
             yield from self._resend(chunk)
 
-    def _resend(self, chunk: list[Found]) -> list[Outcome]:
+    def _resend(self, chunk: list[Found]) -> Iterator[Outcome]:
         # 1. Divide the letters into chosen and skipped.
         chosen, skipped = [], []
         for partition, offset, letter in chunk:
@@ -152,14 +152,11 @@ class _Run:
         self._leave(letter for letter, refusal in zip(chosen, refusals, strict=True) if refusal is not None)
         if not self.request.skips_rest:
             self._leave(skipped)
-        more = self._send([(chosen[index], outgoing[index]) for index in sent], skipped * self.request.skips_rest)
-        outcomes = [Outcome(letter, None, refusal) for letter, refusal in zip(chosen, refusals, strict=True)]
-        for index, outcome in zip(sent, more, strict=True):
-            outcomes[index] = outcome
-        return outcomes
+        yield from (Outcome(letter, None, why) for letter, why in zip(chosen, refusals, strict=True) if why is not None)
+        yield from self._send([(chosen[index], outgoing[index]) for index in sent], skipped * self.request.skips_rest)
 
-    def _send(self, pairs: list[tuple[DeadLetter, Outgoing]], skipped: list[DeadLetter]) -> list[Outcome]:
-        """Send the record of each letter; return what became of it. Letters that are `skipped` count as resent.
+    def _send(self, pairs: list[tuple[DeadLetter, Outgoing]], skipped: list[DeadLetter]) -> Iterator[Outcome]:
+        """Send the record of each letter; yield what became of it. Letters that are `skipped` count as resent.
 
         A broker names no record for which it refuses a transaction. So its halves are sent alone, until one is left.
         """
@@ -170,11 +167,14 @@ class _Run:
             self._leave(letters)
             if len(pairs) > 1:
                 half = len(pairs) // 2
-                return self._send(pairs[:half], skipped) + self._send(pairs[half:], [])
+                yield from self._send(pairs[:half], skipped)
+                yield from self._send(pairs[half:], [])
+                return
             self._commit([], skipped)
-            return [Outcome(letters[0], None, f"{letters[0].topic} refuses the record: {problem}")]
+            yield Outcome(letters[0], None, f"{letters[0].topic} refuses the record: {problem}")
+            return
         # A dry run has no ids.
-        return [Outcome(letter, ids[at] if ids else None, None) for at, letter in enumerate(letters)]
+        yield from (Outcome(letter, ids[at] if ids else None, None) for at, letter in enumerate(letters))
 
     def _leave(self, letters: Iterable[DeadLetter]) -> None:
         """Let `letters` stay dead letters, until they are done."""

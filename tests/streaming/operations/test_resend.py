@@ -343,6 +343,27 @@ def test_letters_that_only_the_broker_refuses_are_named_and_the_others_are_resen
     assert desk.resent("--code", "two-delays") == ([] if skips else [ids[12]])
 
 
+def test_letters_that_were_resent_are_named_although_the_brokers_fail_then(
+    desk_of: Callable[..., Desk], make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = desk_of(f"topics.input={make_topic(3, **{'max.message.bytes': '1000'})}")
+    ids = desk.add(*({"value": random.randbytes(2_000) if n == 3 else b"v"} for n in range(8)))
+    send = Resender.send
+    calls = iter(range(9))
+
+    def send_until_it_fails(resender: Resender, records: Any, *positions: Any) -> list[str]:
+        # All, the first half, and its first half, which is the first that is committed.
+        if next(calls) == 3:
+            raise PublishFailed("nothing of this transaction was resent")
+        return send(resender, records, *positions)
+
+    monkeypatch.setattr(Resender, "send", send_until_it_fails)
+    failed = desk.resend("--set", "kafka.compression.type=gzip", "--format", "json")
+    assert failed.exit_code == 1
+    assert "nothing of this transaction was resent" in failed.stderr
+    assert [json.loads(line)["id"] for line in failed.stdout.splitlines()] == ids[:2]
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 def test_a_letter_without_a_key_or_with_a_timestamp_that_its_topic_refuses_stays_a_dead_letter(
     desk_of: Callable[..., Desk], make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, hidden: bool
