@@ -55,7 +55,7 @@ from streaming.checkpoint.handover import (
 )
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
-from streaming.operations.reread import recalled_messages, refuse_cut, reread_range, taken_records
+from streaming.operations.reread import recalled_messages, refuse_cut, reread_range, taken_records, warn_of_left_out
 from streaming.operations.rest import Rest
 from streaming.operations.schedules import Superseded, as_holders, as_left_rows, left_in_table, superseded_in
 from streaming.operations.table_contents import (
@@ -143,6 +143,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     # Before the fences, behind which nothing else goes on.
     refuse_returned(settings, known, handed_over.newest.ends or handed_over.origin.offsets)
     refuse_cut(input_bounds(settings), handed_over.ends, gone)
+    warn_of_left_out(handed_over, settings.topics.input)
     # 2. Read the table.
     guard = guarded_log(store.spark, settings)
     guard.restore(store)

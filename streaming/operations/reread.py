@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import closing
 
@@ -11,10 +12,13 @@ from conf.errors import BrokerUnreachable, CheckpointMismatch
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from state.checkpoint.handed_over import HandedOver
+from state.checkpoint.input_ids import left_out
 from state.checkpoint.origin import Offsets, as_offsets
 from state.index.offset_bitmaps import OffsetBitmaps
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.requests.recalled import RecalledMessages
+
+log = logging.getLogger(__name__)
 
 # For each input topic and partition: its first offset and the offset after its last.
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
@@ -50,6 +54,17 @@ def taken_records(
     with closing(ClaimWatch(settings, 0, epoch, starts, ids)) as claims:
         claims.check_ends({}, {topic: own for topic, own in ids.items() if topic not in gone})
         return claims.taken({source: own for source, own in ranges.items() if source[0] in ids}, ids).offsets
+
+
+def warn_of_left_out(handed_over: HandedOver, inputs: Collection[str]) -> None:
+    """Warn of topics that were read and are not `inputs` any more: their records are not read again."""
+    read = {topic for topic, own in handed_over.ends.items() if any(own.values())} | left_out(handed_over.input_ids)
+    if missing := sorted(read - {*inputs}):
+        log.warning(
+            "topics.input does not name %s any more: the new checkpoint does not have its messages that waited in no "
+            "sealed bucket. Publish them again from their records",
+            ", ".join(missing),
+        )
 
 
 def reread_range(

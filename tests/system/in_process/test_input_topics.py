@@ -176,6 +176,7 @@ def test_an_input_topic_that_was_left_out_does_not_come_back(application: Applic
     job.run_until(lambda: ledger.wait_for_all(60))
     rebuilt = job.command("rebuild", "--discard-checkpoint")
     assert rebuilt.exit_code == 0, rebuilt.output
+    assert f"topics.input does not name {second} any more" in rebuilt.output
     job.overrides[job.overrides.index(without)] = both
     assert refusal in job.failure()
     assert values() == {b"first": 10, b"second": 10, b"waiting": 10, b"later": 10}
