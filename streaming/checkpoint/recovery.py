@@ -36,7 +36,7 @@ from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
     newest_sealed,
 )
-from streaming.checkpoint.recreated_inputs import refuse_returned
+from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.checkpoint.refusals import refuse_lost_plan, refuse_older_checkpoint
 from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
@@ -207,8 +207,8 @@ def _amended_history(
 
     A batch that is replayed keeps its own settings. An input topic that was read keeps its id, which may not be the
     `present` one any more (`streaming.checkpoint.recreated_inputs`). Raises CheckpointMismatch if the checkpoint has
-    another number of shards, if an input topic was left out before, or if messages may wait for what is the results
-    topic now.
+    another number of shards, if an input topic was left out before, or was created again since it was read (unless
+    `topics.skip_expired`), or if messages may wait for what is the results topic now.
     """
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
@@ -236,6 +236,8 @@ def _amended_history(
             "or topics.allowed_outputs). Messages that wait for it would be delivered among the answers. "
             "Set topics.results back, or set it to a new topic and run `delayline topics create`"
         )
+    # Before anything is written: if Kafka is another cluster, the job of this checkpoint may be running on its own.
+    recreated_inputs(settings, ids, unread_topics(ids, committed))
     checkpoint.write_settings_history(history)
     return history
 

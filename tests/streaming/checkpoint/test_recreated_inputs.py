@@ -217,6 +217,26 @@ def _starts(spark: SparkSession, settings: Settings) -> Iterator[Start]:
         yield start
 
 
+def test_a_start_that_finds_other_input_topics_writes_nothing(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    # As of another cluster of Kafka, whose job has the same storage: the job of this one may be running.
+    topics, folder = settings.topics.input, tmp_path / "checkpoint"
+    _fill(settings, 9)
+    with _starts(spark, settings) as start:
+        start(*topics)
+        _log(folder, "offsets", 0, {topic: {"0": 5} for topic in topics})
+        _log(folder, "commits", 0, {})
+        start(*topics)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        markers = read_markers(settings)
+        _recreate(settings, 1)
+        with pytest.raises(CheckpointMismatch, match=f"input topic {topics[0]} was deleted and created again"):
+            start(*topics)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert read_markers(settings) == markers
+
+
 def test_an_input_topic_that_batches_have_run_without_is_refused(
     spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:
