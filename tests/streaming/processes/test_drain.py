@@ -58,12 +58,12 @@ def test_its_process_takes_no_address_that_a_release_process_of_this_host_may_ha
     assert own.model_copy(update={"monitor": settings.monitor}) == settings
 
 
-@pytest.mark.takes(8)
+@pytest.mark.takes(13)
 def test_all_messages_of_all_shards_are_released_when_they_are_due(
     prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    due_ms = time.time_ns() // 1_000_000 + 3_000
+    due_ms = time.time_ns() // 1_000_000 + 8_000
     handed_over(1, 2, due_ms)
     handed_over(3, shard=1)
     # A commit is done before it is seen in all partitions.
