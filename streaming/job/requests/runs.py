@@ -98,25 +98,29 @@ class Run:
 class Runs(Generic[Rows]):
     """A set of rows that grows, in runs. Of several rows with the same key, the greatest counts. Not thread-safe."""
 
-    def __init__(self, named: Callable[..., Rows], kinds: Sequence[npt.DTypeLike], keys: int = 1) -> None:
+    def __init__(
+        self, named: Callable[..., Rows], kinds: Sequence[npt.DTypeLike], keys: int = 1, lasting: int | None = None
+    ) -> None:
         """Have no row. The numbers of a row are of these `kinds`, and the first `keys` of them are its key.
 
-        `named` gives the columns their names.
+        `named` gives the columns their names. `lasting` is the index of a column, if there is one, in which the row
+        that counts has the greatest number of all rows with its key.
         """
         self._named = named
         self._kinds = kinds
         self._keys = keys
+        self._lasting = lasting
         self._runs: list[Run] = []
 
     def add(self, several: Iterable[tuple[Source, Columns]]) -> None:
         """Add the rows of each source, in any order. Each may be there already, and be there twice."""
-        new = [(source, _in_order([columns], self._keys)) for source, columns in several]
+        new = [(source, self._in_order([columns])) for source, columns in several]
         if not (count := sum(len(columns[0]) for _, columns in new)):
             return
         self._runs.append(Run(new, count, self._kinds))
         while len(self._runs) > 1 and self._runs[-2].count <= 2 * self._runs[-1].count:
             newer, older = self._runs.pop(), self._runs.pop()
-            self._runs.append(Run(_merged(older, newer, self._keys), older.count + newer.count, self._kinds))
+            self._runs.append(Run(self._merged(older, newer), older.count + newer.count, self._kinds))
 
     def find(self, wanted: Mapping[Source, npt.NDArray[Any]]) -> dict[Source, Rows]:
         """Return by source, in ascending order, the rows whose first number is among those that are `wanted`."""
@@ -124,7 +128,7 @@ class Runs(Generic[Rows]):
         for run in self._runs:
             for source, columns in run.find(wanted):
                 found.setdefault(source, []).append(columns)
-        return {source: self._named(*_in_order(several, self._keys)) for source, several in found.items()}
+        return {source: self._named(*self._in_order(several)) for source, several in found.items()}
 
     def pieces(self) -> Iterator[tuple[Source, Rows]]:
         """Yield all rows by source, some at a time. A row comes as often as it was added."""
@@ -145,6 +149,34 @@ class Runs(Generic[Rows]):
                 self._runs[number] = Run(left(run), run.count - int(old), self._kinds)
         self._runs = [run for run in self._runs if run.count]
 
+    def _merged(self, older: Run, newer: Run) -> Iterator[tuple[Source, Columns]]:
+        """Yield the rows of both runs, one of each key, some at a time."""
+        for source in older.sources | newer.sources:
+            rest = [older.rows_of(source), newer.rows_of(source)]
+            while any(len(first) for first, *_ in rest):
+                # Up to a number that both are read to, or end before.
+                last = min(first[:_AT_ONCE][-1] for first, *_ in rest if len(first))
+                ends = [int(np.searchsorted(first, last, side="right")) for first, *_ in rest]
+                yield source, self._in_order([chosen(each, slice(end)) for each, end in zip(rest, ends, strict=True)])
+                rest = [chosen(each, slice(end, None)) for each, end in zip(rest, ends, strict=True)]
+        for run in (older, newer):
+            run.let_go()
+
+    def _in_order(self, several: Sequence[Columns]) -> Columns:
+        """Return the rows in ascending order, of each key the greatest."""
+        every = [np.concatenate(each) for each in zip(*several, strict=True)]
+        ordered = chosen(every, np.argsort(every[0], kind="stable"))
+        is_same = ordered[0][1:] == ordered[0][:-1]
+        if not is_same.any():
+            return ordered
+        ordered = chosen(ordered, np.lexsort(ordered[::-1]))
+        is_same = np.logical_and.reduce([column[1:] == column[:-1] for column in ordered[: self._keys]])
+        rows = [*chosen(ordered, np.append(~is_same, True))]
+        if self._lasting is not None:
+            firsts = np.flatnonzero(np.append(True, ~is_same))
+            rows[self._lasting] = np.maximum.reduceat(ordered[self._lasting], firsts)
+        return rows
+
 
 def divided(ids: pa.Table, columns: Columns) -> Iterator[tuple[Source, Columns]]:
     """Yield by source the rows that `columns` have for `ids`, a table that has the columns `ID`."""
@@ -160,29 +192,3 @@ def chosen(columns: Columns, rows: slice | Mask | Numbers) -> Columns:
 def ranges(firsts: Numbers, counts: Numbers) -> Numbers:
     """Return the numbers of `counts` rows from each of `firsts` on."""
     return np.asarray(np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum()))
-
-
-def _merged(older: Run, newer: Run, keys: int) -> Iterator[tuple[Source, Columns]]:
-    """Yield the rows of both runs, one of each key, some at a time."""
-    for source in older.sources | newer.sources:
-        rest = [older.rows_of(source), newer.rows_of(source)]
-        while any(len(first) for first, *_ in rest):
-            # Up to a number that both are read to, or end before.
-            last = min(first[:_AT_ONCE][-1] for first, *_ in rest if len(first))
-            ends = [int(np.searchsorted(first, last, side="right")) for first, *_ in rest]
-            yield source, _in_order([chosen(each, slice(end)) for each, end in zip(rest, ends, strict=True)], keys)
-            rest = [chosen(each, slice(end, None)) for each, end in zip(rest, ends, strict=True)]
-    for run in (older, newer):
-        run.let_go()
-
-
-def _in_order(several: Sequence[Columns], keys: int) -> Columns:
-    """Return the rows in ascending order, of each key the greatest."""
-    every = [np.concatenate(each) for each in zip(*several, strict=True)]
-    ordered = chosen(every, np.argsort(every[0], kind="stable"))
-    is_same = ordered[0][1:] == ordered[0][:-1]
-    if not is_same.any():
-        return ordered
-    ordered = chosen(ordered, np.lexsort(ordered[::-1]))
-    is_same = np.logical_and.reduce([column[1:] == column[:-1] for column in ordered[:keys]])
-    return chosen(ordered, np.append(~is_same, True))

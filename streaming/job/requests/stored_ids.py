@@ -49,7 +49,8 @@ class _Cancelled(NamedTuple):
 class _Named(NamedTuple):
     """Names by their hashes, with the columns of `NAMED_SCHEMA`; of the topic a number.
 
-    Of several messages that got a name, the newest has it; of one that repeats, its last occurrence counts.
+    Of several messages that got a name, the newest has it; of one that repeats, its last occurrence counts. Its row is
+    of use for as long as any other row of the name: without it, a holder before it would have the name again.
     """
 
     hashes: npt.NDArray[Any]
@@ -183,7 +184,8 @@ class StoredIds:
         """Let the files go. What asks next reads the table again."""
         self._is_open = False
         self._cancelled = Runs(_Cancelled, [np.int64] * 4)
-        self._named = Runs(_Named, [_HASH, np.int64, np.int32, *[np.int64] * 3, np.bool_, np.int32])
+        kinds: list[npt.DTypeLike] = [_HASH, np.int64, np.int32, *[np.int64] * 3, np.bool_, np.int32]
+        self._named = Runs(_Named, kinds, lasting=_Named._fields.index("untils"))
         # Of an input topic that was made anew, two messages may have one id.
         self._keeping = Runs(_Keeping, [np.int64, _HASH, np.int64], keys=2)
         self._topics: dict[str, int] = {}

@@ -143,3 +143,20 @@ def test_a_key_may_have_two_parts_and_the_first_be_a_hash(
         rows = own.find({SOURCE: np.array([wanted], "S2")}).get(SOURCE)
         found = {} if rows is None else dict(zip(rows.numbers.tolist(), rows.values.tolist(), strict=True))
         assert found == {number: value for (hash_, number), value in model.items() if hash_ == wanted}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99), st.integers(0, 9)), max_size=9)))
+def test_the_row_that_counts_has_the_greatest_of_a_lasting_column(
+    folder: Path, several: list[list[tuple[int, int, int]]]
+) -> None:
+    own = Runs(Row, [np.int64] * 3, lasting=2)
+    for rows in several:
+        own.add([(SOURCE, [np.array([row[column] for row in rows], int) for column in range(3)])])
+    every = [row for rows in several for row in rows]
+    expected = []
+    for key in sorted({key for key, *_ in every}):
+        _, buckets, lasts = zip(*(row for row in every if row[0] == key), strict=True)
+        expected.append((key, max(buckets), max(lasts)))
+    found = own.find({SOURCE: np.arange(6)}).get(SOURCE)
+    assert ([] if found is None else [*zip(*(column.tolist() for column in found), strict=True)]) == expected

@@ -108,8 +108,12 @@ def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
     firsts = {(TOPIC, 0): 3}
     stored.forget(510, firsts)
     assert known(stored)[0] == {(TOPIC, 0): [1, 3], (TOPIC, 1): [2], (OTHER, 0): [1]}
+    left = {(TOPIC, 0): [3], (TOPIC, 1): [2], (OTHER, 0): [1]}
     stored.forget(5_000, firsts)
-    assert known(stored) == ({(TOPIC, 0): [3], (TOPIC, 1): [2], (OTHER, 0): [1]}, {"b": 11})
+    # The row of a name stays for as long as the one before would.
+    assert known(stored) == (left, {"a": 12, "b": 11})
+    stored.forget(5_001, firsts)
+    assert known(stored) == (left, {"b": 11})
     stored.close()
 
 
@@ -189,6 +193,37 @@ def test_only_messages_that_have_a_name_still_keep_it(tmp_path: Path, monkeypatc
     ]
     stored.forget(501, {})
     assert not stored.keeping_among(ids_of([(TOPIC, 1, 4)])).num_rows
+    stored.close()
+
+
+def test_a_cancelled_holder_does_not_get_its_name_back_after_the_last_occurrence_of_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    stored = StoredIds(cast(BucketTable, EmptyTable()))
+    stored.open(0, ORIGIN)
+
+    def add(bucket: int, *rows: tuple[str, int, int, int, bool]) -> None:
+        names = [(hash_of(name), TOPIC, 1, *row) for name, *row in rows]
+        stored.add(cancelled([]), table_from(names, NAMED_SCHEMA), bucket)
+
+    # Its run is too large to be merged with the later ones.
+    add(1, ("a", 1, 9_000, 9_000, True), *((f"other {at}", 10 + at, 9_000, 9_000, False) for at in range(40)))
+    add(2, ("a", 1, 9_000, 9_000, False))
+    add(3, ("a", 2, 100, 9_000, True))
+    for bucket, due_ms in ((4, 150), (5, 200), (6, 300)):
+        add(bucket, ("a", 2, due_ms, due_ms, True))
+
+    def found(from_ms: int) -> list[tuple[int, int, int]]:
+        """Return offset, due time, and until when the row is of use."""
+        columns = (stored.named_among([hash_of("a")], from_ms).column(name) for name in NAMED_SCHEMA.names[3:6])
+        return [*zip(*(column.to_pylist() for column in columns), strict=True)]
+
+    stored.forget(500, {})
+    assert found(500) == [(2, 300, 9_000)]
+    assert not stored.keeping_among(ids_of([(TOPIC, 1, 1)])).num_rows
+    stored.forget(9_001, {})
+    assert found(0) == []
     stored.close()
 
 
