@@ -45,7 +45,7 @@ class Run:
     ) -> None:
         """Write at most `capacity` rows, whose numbers are of these `kinds`.
 
-        The rows of a source come one after the other, in ascending order of their first numbers.
+        The rows of a source come one after the other, in ascending order of their first numbers. Raises OSError.
         """
         self.sources: dict[Source, tuple[int, int]] = {}
         self.count = 0
@@ -58,7 +58,7 @@ class Run:
             os.truncate(file.fileno(), begins[-1])
             for source, columns in several:
                 for begin, kind, column in zip(begins, types, columns, strict=False):
-                    os.pwrite(file.fileno(), column.astype(kind).tobytes(), begin + kind.itemsize * self.count)
+                    _write(file.fileno(), column.astype(kind).tobytes(), begin + kind.itemsize * self.count)
                 first = self.sources.get(source, (self.count, 0))[0]
                 self.count += len(columns[0])
                 self.sources[source] = first, self.count
@@ -176,6 +176,15 @@ class Runs(Generic[Rows]):
             firsts = np.flatnonzero(np.append(True, ~is_same))
             rows[self._lasting] = np.maximum.reduceat(ordered[self._lasting], firsts)
         return rows
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    """Write all of `content` to an open file, from `offset` on. Raises OSError, also if the disk is full."""
+    left = memoryview(content)
+    while left:
+        # A disk that gets full takes a part, and refuses the next one.
+        count = os.pwrite(file, left, offset)
+        left, offset = left[count:], offset + count
 
 
 def divided(ids: pa.Table, columns: Columns) -> Iterator[tuple[Source, Columns]]:

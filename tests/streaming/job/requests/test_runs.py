@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +121,27 @@ def test_there_are_few_runs_and_no_file_has_a_name(folder: Path) -> None:
     assert len(own._runs) <= 8
     assert list(folder.iterdir()) == []
     assert own.find(ids_of([("in", 0, 7), ("in", 0, 200)]))[SOURCE].buckets.tolist() == [7]
+
+
+def test_what_the_system_writes_in_parts_is_there_as_a_whole_or_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room = os.pwrite, 1000
+
+    def write_some(file: int, content: bytes, offset: int) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write(file, memoryview(content)[: min(7, room)], offset)
+        room -= count
+        return count
+
+    monkeypatch.setattr(os, "pwrite", write_some)
+    own = empty()
+    add(own, [("in", 0, at) for at in range(30)], 5, 1)
+    assert known(own) == {("in", 0, at): 5 for at in range(30)}
+    with pytest.raises(OSError, match="No space left"):
+        add(own, [("in", 1, at) for at in range(30)], 6, 1)
 
 
 def test_of_an_id_that_is_there_twice_the_last_bucket_counts(folder: Path) -> None:
