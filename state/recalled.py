@@ -71,8 +71,14 @@ def recall_key(epoch: int, message_id: str) -> bytes:
 def read_recall(key: bytes | None, value: bytes) -> tuple[MessageId, Recall]:
     """Read such a record. Raises CheckpointMismatch for another one, FormatMismatch."""
     recall = _RECALL.read_of("recalled", "a recalled message", value)
+    return read_recall_key(key)[1], recall
+
+
+def read_recall_key(key: bytes | None) -> tuple[int, MessageId]:
+    """Return the epoch and the id that the key of a record has. Raises CheckpointMismatch for another one."""
     try:
-        return parse_id((key or b"").decode().partition(":")[2]), recall
+        epoch, _, text = (key or b"").decode().partition(":")
+        return int(epoch), parse_id(text)
     except ValueError as problem:
         raise CheckpointMismatch(f"the recalled topic has a record with the key {key!r}: {problem}") from problem
 

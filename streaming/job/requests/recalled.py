@@ -7,8 +7,8 @@ disk from then on (`streaming.job.requests.runs`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing, suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaException, Message
 
-from conf.errors import BrokerUnreachable
+from conf.errors import BrokerUnreachable, CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -29,8 +29,8 @@ from sinks.topics.topic_ids import PresentTopic, TopicIds
 from state.cancel import MessageId
 from state.checkpoint.origin import as_offsets, by_partition
 from state.kinds import Mask
-from state.message_ids import ID_SCHEMA, Ids, table_from
-from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall
+from state.message_ids import ID_SCHEMA, Ids, ids_of, table_from
+from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall, read_recall_key
 from streaming.job.requests.recalled_log import RecalledLog
 from streaming.job.requests.runs import Numbers, Runs, Source, chosen, divided
 
@@ -49,8 +49,8 @@ _RECALLED_SCHEMA = pa.schema(
 )
 
 Bounds = Mapping[tuple[str, int], int]
-# By partition and key: the id, and what is recorded of it.
-_Found = dict[tuple[int, bytes | None], tuple[MessageId, Recall]]
+# By partition and key: the id, and what is recorded of it; None if the record was deleted.
+_Found = dict[tuple[int, bytes | None], tuple[MessageId, Recall] | None]
 
 
 class _Recalled(NamedTuple):
@@ -269,20 +269,42 @@ class RecalledMessages:
         assert number is not None
         if value is None:
             # An earlier process has forgotten it.
-            found.pop((number, key), None)
+            found[number, key] = None
             return
         identity, recall = read_recall(key, value)
         if recall.epoch <= self._epoch:
             found[number, key] = identity, recall
 
     def _add(self, found: _Found) -> None:
-        rows = []
-        for (number, _), (identity, recall) in found.items():
+        rows, deleted = [], set()
+        for (number, key), each in found.items():
+            if each is None:
+                # A key of somebody else had no row.
+                with suppress(CheckpointMismatch):
+                    deleted.add((number, *read_recall_key(key)))
+                continue
+            identity, recall = each
             counts = recall.epoch == self._epoch and identity[0] not in self._created_again
             rows.append((*identity, recall.epoch, counts, recall.due_before_ms, number))
         found.clear()
+        self._forget_deleted(deleted)
         table = table_from(rows, _RECALLED_SCHEMA)
         self._runs.add(divided(table, [column.to_numpy() for column in table.columns[2:]]))
+
+    def _forget_deleted(self, deleted: Collection[tuple[int, int, MessageId]]) -> None:
+        """Forget the rows of records that were deleted: by partition, epoch and id."""
+        ids = ids_of(identity for _, _, identity in deleted)
+
+        def is_deleted(source: Source, rows: _Recalled) -> Mask:
+            found = np.isin(rows.offsets, ids.get(source, ()))
+            for row in np.flatnonzero(found).tolist():
+                offset, epoch, number = (int(column[row]) for column in (rows.offsets, rows.epochs, rows.numbers))
+                found[row] = (number, epoch, (*source, offset)) in deleted
+            return found
+
+        # Rarely any: this process has forgotten what it deleted itself.
+        if any(is_deleted(*piece).any() for piece in self._runs.find(ids).items()):
+            self._runs.forget(is_deleted)
 
     def _present(self) -> dict[str, PresentTopic]:
         """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""

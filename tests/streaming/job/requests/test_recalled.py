@@ -16,6 +16,7 @@ from conf.errors import BrokerUnreachable, CheckpointMismatch, FormatMismatch
 from conf.sections import CancelSettings
 from conf.setting_types import DAY, MINUTE
 from conf.settings import Settings
+from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
 from state.recalled import Recall, partition_of_shard, recall_records
@@ -110,6 +111,33 @@ def test_what_is_read_is_kept_in_pieces(
     monkeypatch.setattr(recalled_log, "_AT_ONCE", 2)
     recall(broker, settings, *range(10))
     assert read(reader, settings) == list(range(10))
+
+
+@pytest.mark.parametrize("most_found", [0, 100])
+def test_a_record_that_was_deleted_after_it_was_read_is_not_known(
+    broker: EmbeddedBroker,
+    settings: Settings,
+    reader: RecalledMessages,
+    monkeypatch: pytest.MonkeyPatch,
+    most_found: int,
+) -> None:
+    monkeypatch.setattr(recalled, "_MOST_FOUND", most_found)
+    source = settings.topics.input[0], 0
+    recall(broker, settings, 1, 2, 3)
+    recall(broker, settings, 4, shard=1)
+    assert read(reader, settings) == [1, 2, 3, 4]
+    with closing(RecalledWriter(settings)) as writer:
+        # Not that of another epoch, or of another shard.
+        others = [(partition_of_shard(0), EPOCH - 1, (*source, 1)), (partition_of_shard(0), EPOCH, (*source, 4))]
+        writer.delete([*others, *((partition_of_shard(0), EPOCH, (*source, each)) for each in (2, 3))])
+    recall(broker, settings, 3)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(settings.recalled_topic, None, b"of somebody else", partition_of_shard(0))
+    assert producer.flush(30) == 0
+    with closing(RecalledMessages(settings, EPOCH)) as other:
+        for each in (reader, other):
+            assert read(each, settings) == [1, 3, 4]
+            assert {offset for _, offsets in each.every() for offset in offsets} == {1, 3, 4}
 
 
 @pytest.mark.parametrize(
