@@ -256,5 +256,5 @@ def _has_more_before(schedule: Schedule, first_ms: int, published_ms: int) -> bo
     """Return whether more than `_MOST_BEFORE` occurrences from `first_ms` on come before `published_ms` (epoch ms)."""
     if (published_ms - first_ms) // schedule.rule.shortest_ms < _MOST_BEFORE:
         return False
-    last = list(islice(schedule.coming(Occurrence(1, first_ms), 0, 0), _MOST_BEFORE + 1))
+    last = list(islice(schedule.coming(Occurrence(1, first_ms), False, 0), _MOST_BEFORE + 1))
     return len(last) > _MOST_BEFORE and last[-1].at_ms < published_ms

@@ -25,7 +25,7 @@ class BatchSpan:
     The batch accepted the records of the topics `input_ids` from `starts` up to `ends`; an input partition that
     `starts` lacks begins at 0.
     Cutoffs are epoch ms, and so are `clock_ms`, its clock, and `previous_clock_ms`, that of the batch before.
-    Occurrences that were due before `missed_before_ms` are missed (`state.repeats.schedule`).
+    Occurrences that waited until before `missed_before_ms` are missed (`state.repeats.occurrences`).
     Both of a first batch's previous
     instants are 0. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
 

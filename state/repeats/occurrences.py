@@ -37,23 +37,31 @@ Ints = npt.NDArray[np.int64]
 
 
 class Waiting(NamedTuple):
-    """An occurrence that waits: its schedule, itself, and the headers that it is delivered with, but for its number."""
+    """An occurrence that waits: its schedule, itself, and the headers that it is delivered with, but for its number.
+
+    It waits until `until_ms` (epoch ms), which is later than its instant if a batch had put it off.
+    """
 
     schedule: Schedule
     occurrence: Occurrence
     headers: list[dict[str, Any]]
+    until_ms: int
+
+    def coming(self, span: BatchSpan) -> Iterator[Occurrence]:
+        """Yield what comes in the batch of `span` (`Schedule.coming`). Putting an occurrence off misses nothing."""
+        return self.schedule.coming(self.occurrence, self.until_ms < span.missed_before_ms, span.clock_ms)
 
 
 def waiting_in(messages: pa.Table) -> list[Waiting]:
     """Return what each of `messages` is, all of which repeat."""
     found = []
     rows = zip(messages.column("deliver_at_ms").to_pylist(), messages.column("headers").to_pylist(), strict=True)
-    for at_ms, headers in rows:
+    for until_ms, headers in rows:
         # Written last, in this order (`sources.intake.repeats`).
         *own, schedule, number = headers
         assert (schedule["key"], number["key"]) == (SCHEDULE_HEADER, NUMBER_HEADER)
-        occurrence = Occurrence.from_bytes(number["value"], at_ms)
-        found.append(Waiting(Schedule.from_bytes(schedule["value"]), occurrence, own))
+        occurrence = Occurrence.from_bytes(number["value"], until_ms)
+        found.append(Waiting(Schedule.from_bytes(schedule["value"]), occurrence, own, until_ms))
     return found
 
 
@@ -90,13 +98,13 @@ def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_
     It stages occurrences in order of their instants until these are `_MOST_STAGED`, or have `most_bytes`. Those of one
     instant are staged together: one of each message at the most.
     """
-    next_up: list[tuple[int, int, int]] = []
+    next_up: list[tuple[int, int, Occurrence]] = []
     following: dict[int, Occurrence] = {}
 
     def go_on(row: int) -> None:
         occurrence = next(coming[row], None)
         if occurrence is not None and occurrence.at_ms < cutoff_ms:
-            heappush(next_up, (occurrence.at_ms, row, occurrence.number))
+            heappush(next_up, (occurrence.at_ms, row, occurrence))
         elif occurrence is not None:
             following[row] = occurrence
 
@@ -105,18 +113,18 @@ def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_
     # A tenth of what as many objects would take.
     rows, numbers, dues_ms, nbytes = array("q"), array("q"), array("q"), 0
     while next_up:
-        at_ms, row, number = next_up[0]
+        at_ms, row, occurrence = next_up[0]
         is_enough = len(rows) >= _MOST_STAGED or nbytes >= most_bytes
         if is_enough and at_ms > dues_ms[-1]:
             break
         heappop(next_up)
         rows.append(row)
-        numbers.append(number)
+        numbers.append(occurrence.number)
         dues_ms.append(at_ms)
         nbytes += int(sizes[row])
         go_on(row)
     below_ms = next_up[0][0] if next_up else None
-    following |= {row: Occurrence(number, at_ms) for at_ms, row, number in next_up}
+    following |= {row: occurrence for _, row, occurrence in next_up}
     staged = Staged(*(np.array(column, dtype=np.int64) for column in (rows, numbers, dues_ms)))
     return Occurring(staged, below_ms, following)
 
@@ -140,11 +148,12 @@ def as_waiting(
 ) -> pa.Table:
     """Return `occurrences` of `messages` as they wait, in delivery order. None waits until before `from_ms`, epoch ms.
 
-    Below its cutoff a batch has staged everything else, and no later one looks there.
+    Below its cutoff a batch has staged everything else, and no later one looks there. No occurrence waits for less
+    long than the one before: it would count as missed.
     """
     headers, dues_ms = [], []
     for row, each in occurrences:
-        dues_ms.append(max(from_ms, each.at_ms))
+        dues_ms.append(max(from_ms, each.at_ms, waiting[row].until_ms))
         schedule = {"key": SCHEDULE_HEADER, "value": waiting[row].schedule.to_bytes()}
         headers.append([*waiting[row].headers, schedule, _number(each.to_bytes(dues_ms[-1]))])
     return _with(messages, [row for row, _ in occurrences], dues_ms, headers)
@@ -181,8 +190,7 @@ def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms
     waiting, left = waiting_in(messages), []
     ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
     for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
-        coming = each.schedule.coming(each.occurrence, span.missed_before_ms, span.clock_ms)
-        waits = (one for one in coming if one.at_ms >= end_ms or OrderKey(one.at_ms, *own) > last)
+        waits = (one for one in each.coming(span) if one.at_ms >= end_ms or OrderKey(one.at_ms, *own) > last)
         left += [(row, one) for one in islice(waits, 1)]
     return as_waiting(messages, waiting, left)
 
@@ -205,8 +213,7 @@ class OccurrenceRows:
     def add(self, messages: pa.Table) -> None:
         """Take some of the due messages that repeat, for the first time."""
         self._sizes.append(row_bytes(messages))
-        for schedule, first, _ in waiting_in(messages):
-            self._coming.append(schedule.coming(first, self._span.missed_before_ms, self._span.clock_ms))
+        self._coming += [each.coming(self._span) for each in waiting_in(messages)]
 
     def staged(self, messages: pa.Table) -> Iterator[pa.RecordBatch]:
         """Take the messages again, as they came in `add`, and yield rows of due messages for the staged occurrences.

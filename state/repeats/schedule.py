@@ -19,25 +19,34 @@ REPEAT_HEADERS = (REPEAT_HEADER, ZONE_HEADER, UNTIL_HEADER, COUNT_HEADER, MISSED
 # What comes of missed occurrences: the first of them, each, or none.
 ONE, ALL, NONE = MISSED = ("one", "all", "none")
 # The last headers of the occurrence that waits: the schedule, and the number of the occurrence, counted from 1. Its
-# instant is behind the number if it waits longer. What is delivered has the number alone.
+# instant is behind the number if it waits longer, and `next_from_ms` behind that. A delivered message has the number
+# alone.
 SCHEDULE_HEADER, NUMBER_HEADER = "delayline-schedule", "delayline-occurrence"
 
 
 class Occurrence(NamedTuple):
-    """An occurrence: its number, and its instant, epoch ms, which is when it is due."""
+    """An occurrence: its number, and its instant, epoch ms, which is when it is due.
+
+    If it was missed, the next one comes at `next_from_ms` (epoch ms) or later.
+    """
 
     number: int
     at_ms: int
+    next_from_ms: int | None = None
 
     def to_bytes(self, waits_until_ms: int) -> bytes:
         """Return the value of `NUMBER_HEADER` while it waits until this instant, epoch ms: its own one, or a later."""
-        return b"%d" % self.number if waits_until_ms == self.at_ms else b"%d %d" % self
+        if self.next_from_ms is not None:
+            return b"%d %d %d" % (self.number, self.at_ms, self.next_from_ms)
+        return b"%d" % self.number if waits_until_ms == self.at_ms else b"%d %d" % (self.number, self.at_ms)
 
     @staticmethod
     def from_bytes(value: bytes, waits_until_ms: int) -> Occurrence:
         """Read what `to_bytes` wrote. Raises ValueError for anything else."""
-        number, _, at_ms = value.partition(b" ")
-        return Occurrence(int(number), int(at_ms) if at_ms else waits_until_ms)
+        number, *instants_ms = map(int, value.split(b" "))
+        if len(instants_ms) > 2:
+            raise ValueError(f"{value!r} is more than a number and two instants")
+        return Occurrence(number, *(instants_ms or [waits_until_ms]))
 
 
 @dataclass(frozen=True)
@@ -57,25 +66,26 @@ class Schedule:
     name: bytes = b""
     keeps_name: bool = False
 
-    def coming(self, first: Occurrence, missed_before_ms: int, clock_ms: int) -> Iterator[Occurrence]:
+    def coming(self, first: Occurrence, is_missed: bool, clock_ms: int) -> Iterator[Occurrence]:
         """Yield `first`, which waits, and those that come after it, in a batch with this clock (epoch ms).
 
-        If the one that waits was due before `missed_before_ms`, it was missed, and so were the next ones before the
-        clock. The very first occurrence comes in any case. Occurrences that do not come have no number.
+        If the one that waits `is_missed`, so are the next ones before the clock. The very first occurrence comes in any
+        case. Occurrences that do not come have no number.
         """
-        number, at_ms = first
-        is_missed = at_ms < missed_before_ms and self.missed != ALL
+        number, at_ms, next_from_ms = first
         next_ms: int | None = at_ms
-        if is_missed and self.missed == NONE and number > 1:
-            next_ms, is_missed = self._after(at_ms, clock_ms), False
+        if is_missed and self.missed != ALL:
+            next_from_ms = clock_ms
+            if self.missed == NONE and number > 1:
+                next_ms, next_from_ms = self._after(at_ms, clock_ms), None
         while next_ms is not None and not self._is_over(number):
-            yield Occurrence(number, next_ms)
+            yield Occurrence(number, next_ms, next_from_ms)
             number += 1
-            next_ms, is_missed = self._after(next_ms, clock_ms if is_missed else None), False
+            next_ms, next_from_ms = self._after(next_ms, next_from_ms), None
 
     def upcoming(self, first: Occurrence, most: int) -> list[Occurrence]:
         """Return `first`, and what comes after it if nothing is missed: `most` at the most."""
-        return list(islice(self.coming(first, 0, 0), most))
+        return list(islice(self.coming(first, False, 0), most))
 
     def _after(self, at_ms: int, since_ms: int | None) -> int | None:
         """Return the next instant after `at_ms`, at or after `since_ms` (epoch ms); None if the schedule has ended."""

@@ -47,7 +47,7 @@ def accepted(*pairs: tuple[str, bytes | None], policy: DelayPolicy = POLICY, **c
 
 def test_message_waits_with_its_schedule_in_place_of_the_headers_of_that() -> None:
     found = accepted(("x", b"1"), RULE, ("delayline-repeat-count", b"3"), ("delayline-occurrence", b"99"), ("y", None))
-    schedule, occurrence, own = found["waiting"]
+    schedule, occurrence, own, _ = found["waiting"]
     assert schedule == Schedule(Rule(interval_ms=10 * MINUTE), count=3)
     assert occurrence == Occurrence(1, WRITTEN_MS + 10 * MINUTE)
     assert own == headers(("x", b"1"), ("y", None))

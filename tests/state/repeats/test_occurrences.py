@@ -24,7 +24,7 @@ from state.names import named
 from state.order import OrderKey
 from state.repeats import occurrences
 from state.repeats.occurrences import OccurrenceRows, as_waiting, left_of_staged, waiting_in
-from state.repeats.schedule import MISSED, Occurrence
+from state.repeats.schedule import ALL, MISSED, Occurrence
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 MINUTE = 60_000
@@ -161,6 +161,19 @@ def test_batch_stages_no_more_occurrences_than_it_can_and_the_rest_comes_next(mo
     assert every == [(offset, minute) for minute in range(1, last + 1) for offset in range(7)]
 
 
+@pytest.mark.parametrize("missed", MISSED)
+def test_nothing_is_missed_while_the_bound_puts_it_off(missed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another publisher's occurrences take many batches, which begin at once. An outage was before them."""
+    monkeypatch.setattr(occurrences, "_MOST_STAGED", 100)
+    messages = accepted(*[EACH] * 10, (*EACH[:1], ("delayline-repeat-missed", missed.encode())))
+    batches = list(in_turn(messages, 99, 100, SETTINGS))
+    last = 99 + len(batches) - 1
+    own = [minute for batch in batches for offset, minute in batch if offset == 10]
+    # The very first one comes even late, and what is due while the others are staged.
+    assert own == [*([] if missed == ALL else [1]), *range(1 if missed == ALL else 99, last + 1)]
+    assert last > 105
+
+
 def test_batch_stages_no_more_bytes_of_occurrences_than_it_can() -> None:
     settings = replace(SETTINGS, group_bytes=1_000_000)
     large = (*EACH, ("x", bytes(100_000)))
@@ -200,9 +213,9 @@ def test_nothing_is_lost_or_doubled_if_a_batch_is_cut_off(
     if most is not None:
         pairs.append(("delayline-repeat-count", b"%d" % most))
     messages = accepted(tuple(pairs))
-    ((schedule, first, _),) = waiting_in(messages)
+    (waiting,) = waiting_in(messages)
     span = span_of(clock * MINUTE, (clock + ahead) * MINUTE + 1)
-    every = list(islice(schedule.coming(first, span.missed_before_ms, span.clock_ms), 99))
+    every = list(islice(waiting.coming(span), 99))
     below_ms = None if below is None else START_MS + below * MINUTE
     end_ms = span.cutoff_ms if below_ms is None else min(below_ms, span.cutoff_ms)
     staged = [each for each in every if each.at_ms < end_ms][:committed]
@@ -214,11 +227,24 @@ def test_nothing_is_lost_or_doubled_if_a_batch_is_cut_off(
     assert repeats(left).all()
 
 
-@pytest.mark.parametrize("from_ms", [0, START_MS + 100])
+def test_what_a_bound_put_off_is_not_missed_if_the_next_batch_is_cut_off() -> None:
+    messages = accepted((("delayline-repeat", b"every 1m"),))
+    put_off = as_waiting(
+        messages, waiting_in(messages), [(0, Occurrence(2, START_MS + 2 * MINUTE))], START_MS + 9 * MINUTE
+    )
+    left = left_of_staged(put_off, span_of(9 * MINUTE, 10 * MINUTE), OrderKey(-1, "", 0, 0), None)
+    (again,) = waiting_in(left)
+    assert list(islice(again.coming(span_of(10 * MINUTE, 11 * MINUTE)), 2)) == [
+        Occurrence(2, START_MS + 2 * MINUTE), Occurrence(3, START_MS + 3 * MINUTE)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("from_ms", [0, 100])
 @pytest.mark.parametrize("number", [1, 9, 10**6])
 def test_occurrence_that_waits_is_read_as_it_was_written(number: int, from_ms: int) -> None:
     messages = accepted((("delayline-repeat", b"every 10m"), ("x", b"1")))
     waiting = waiting_in(messages)
-    occurrence = Occurrence(number, START_MS + 99)
+    occurrence = Occurrence(number, waiting[0].until_ms + 99)
+    from_ms += waiting[0].until_ms
     (again,) = waiting_in(as_waiting(messages, waiting, [(0, occurrence)], from_ms))
-    assert again == waiting[0]._replace(occurrence=occurrence)
+    assert again == waiting[0]._replace(occurrence=occurrence, until_ms=max(from_ms, occurrence.at_ms))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ EVERY = Rule(interval_ms=10 * MINUTE)
 def coming(schedule: Schedule, first_ms: int, clock_ms: int, end_ms: int, number: int = 2) -> list[Occurrence]:
     """Return what comes before `end_ms`, and the next one. The first one waits, and a batch has this clock."""
     found = []
-    for each in schedule.coming(Occurrence(number, first_ms), clock_ms - HORIZON, clock_ms):
+    for each in schedule.coming(Occurrence(number, first_ms), first_ms < clock_ms - HORIZON, clock_ms):
         found.append(each)
         if each.at_ms >= end_ms:
             break
@@ -98,7 +98,7 @@ def test_batches_stage_each_occurrence_once_and_in_order(
         cutoff_ms = max(cutoff_ms, clock_ms + horizon_ms)
         if waiting is not None and waiting.at_ms < cutoff_ms:
             missed_before_ms, first_ms = clock_ms - horizon_ms, waiting.at_ms
-            several = schedule.coming(waiting, missed_before_ms, clock_ms)
+            several = schedule.coming(waiting, first_ms < missed_before_ms, clock_ms)
             staged = []
             for waiting in several:
                 if waiting.at_ms >= cutoff_ms:
@@ -118,9 +118,19 @@ def test_batches_stage_each_occurrence_once_and_in_order(
         assert [each.at_ms for each in found] == list(range(5, found[-1].at_ms + 1, interval))
 
 
-@given(st.integers(1, 2**31), st.integers(0, 2**50), st.integers(0, 2**50))
-def test_number_says_until_when_it_waits(number: int, at_ms: int, longer_ms: int) -> None:
-    occurrence = Occurrence(number, at_ms)
+@pytest.mark.parametrize("missed", [ONE, NONE])
+def test_what_was_missed_stays_so_while_a_bound_puts_the_first_one_off(missed: str) -> None:
+    schedule = Schedule(EVERY, missed=missed)
+    first = next(schedule.coming(Occurrence(1, 10 * MINUTE), True, 55 * MINUTE))
+    found = islice(schedule.coming(first, False, 75 * MINUTE), 3)
+    assert [(each.number, each.at_ms // MINUTE) for each in found] == [(1, 10), (2, 60), (3, 70)]
+    found = islice(schedule.coming(first, True, 75 * MINUTE), 3)
+    assert [(each.number, each.at_ms // MINUTE) for each in found] == [(1, 10), (2, 80), (3, 90)]
+
+
+@given(st.integers(1, 2**31), st.integers(0, 2**50), st.integers(0, 2**50), st.none() | st.integers(0, 2**50))
+def test_number_says_until_when_it_waits(number: int, at_ms: int, longer_ms: int, next_from_ms: int | None) -> None:
+    occurrence = Occurrence(number, at_ms, next_from_ms)
     for until_ms in (at_ms, at_ms + longer_ms):
         assert Occurrence.from_bytes(occurrence.to_bytes(until_ms), until_ms) == occurrence
 

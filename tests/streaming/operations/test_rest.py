@@ -449,4 +449,4 @@ def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left
     record = {"offset": 4, "timestamp_ms": CLOCK_MS, "headers": headers(("delayline-repeat", b"every 10s"))}
     (row,) = rows_left(rest, record)
     (waiting,) = waiting_in(pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA))
-    assert waiting.occurrence == (waits[0], CLOCK_MS + waits[1] * 1_000)
+    assert waiting.occurrence[:2] == (waits[0], CLOCK_MS + waits[1] * 1_000)

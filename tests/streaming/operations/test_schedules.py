@@ -156,7 +156,7 @@ def check(job: Job, messages: pa.Table, every_s: int = 10, most: int | None = No
         if most is not None and len(came) >= most:
             assert message["offset"] not in next_one
             continue
-        schedule, occurrence, _ = next_one[message["offset"]]
+        schedule, occurrence, *_ = next_one[message["offset"]]
         assert occurrence.number == len(came) + 1
         assert not dues or occurrence.at_ms > dues[-1]
         if schedule.missed == ALL:
