@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -256,5 +256,6 @@ def _has_more_before(schedule: Schedule, first_ms: int, published_ms: int) -> bo
     """Return whether more than `_MOST_BEFORE` occurrences from `first_ms` on come before `published_ms` (epoch ms)."""
     if (published_ms - first_ms) // schedule.rule.shortest_ms < _MOST_BEFORE:
         return False
-    last = list(islice(schedule.coming(Occurrence(1, first_ms), False, 0), _MOST_BEFORE + 1))
-    return len(last) > _MOST_BEFORE and last[-1].at_ms < published_ms
+    # The instants of a yearly rule lie far behind that: searching for many of them takes long.
+    before = takewhile(lambda each: each.at_ms < published_ms, schedule.coming(Occurrence(1, first_ms), False, 0))
+    return sum(1 for _ in islice(before, _MOST_BEFORE + 1)) > _MOST_BEFORE

@@ -17,6 +17,7 @@ from state.checkpoint.batch_settings import DelayPolicy
 from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
 from state.kinds import repeats as repeat_mask
 from state.names import named
+from state.repeats import rule as rule_module
 from state.repeats.occurrences import waiting_in
 from state.repeats.rule import Rule
 from state.repeats.schedule import Occurrence, Schedule
@@ -133,6 +134,14 @@ def test_no_flood_of_occurrences_begins_before_the_record(rule: bytes) -> None:
     assert (found["error_code"], "1000 occurrences" in found["error_text"]) == ("bad-repeat", True)
     assert accepted(*every, too_many, ("delayline-repeat-count", b"1000"))["kind"] == REPEATING
     assert accepted(every[0], too_many)["kind"] == REPEATING, "one late occurrence comes"
+
+
+def test_rare_occurrences_before_the_record_are_not_searched_beyond_it() -> None:
+    """Many records may have such a rule, each one of its own."""
+    before = rule_module._next_by_cron.cache_info().misses
+    yearly = [("delayline-repeat", b"17 3 29 2 *"), ("delayline-repeat-missed", b"all")]
+    assert accepted(*yearly, ("deliver-at", b"%d" % (CLOCK_MS - 2_000 * DAY)))["kind"] == REPEATING
+    assert rule_module._next_by_cron.cache_info().misses - before < 10
 
 
 def test_timestamp_that_is_none_is_no_start() -> None:
