@@ -82,7 +82,7 @@ class Repeats:
             try:
                 published_ms = int(timestamps[row])
                 start_ms = int(dues[row]) if decided[row] else None
-                dues[row] = _first_ms(schedule, start_ms, published_ms, policy.most_ms, clock_ms)
+                dues[row] = _first_ms(schedule, start_ms, published_ms, policy, clock_ms)
             except Rejected as error:
                 rejections.reject(np.array([row]), error)
         return dues
@@ -229,12 +229,13 @@ def _allowed(schedule: Schedule, policy: DelayPolicy) -> Schedule:
     return schedule
 
 
-def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, most_ms: int, clock_ms: int) -> int:
+def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, policy: DelayPolicy, clock_ms: int) -> int:
     """Return the instant of the first occurrence, epoch ms. `start_ms` is when the message is due, if that is decided.
 
     Raises BadRepeat if there is none, BadTimestamp and DelayTooLong.
     """
-    rule, longest = schedule.rule, format_duration(most_ms)
+    rule, most_ms = schedule.rule, policy.most_ms
+    longest = format_duration(most_ms)
     if start_ms is None and published_ms < LEAST_TIMESTAMP_MS:
         raise BadTimestamp("the schedule begins at the record's timestamp, which lies before May 1970: is it in ms?")
     if rule.interval_ms is not None and rule.interval_ms > most_ms:
@@ -247,7 +248,11 @@ def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, most_
         raise BadRepeat(f"{rule} has no occurrence before it ends")
     if schedule.missed == ALL and _has_more_before(schedule, first_ms, published_ms):
         raise BadRepeat(f"more than {_MOST_BEFORE} occurrences of {rule} lie before the record's timestamp")
-    if first_ms - published_ms > most_ms or first_ms - clock_ms > most_ms + MOST_SKEW_MS:
+    # What a policy has shortened is no reason to refuse: an expression's first instant may come a little later.
+    from_ms, latest_ms = published_ms, clock_ms + MOST_SKEW_MS
+    if policy.clamps and start_ms is not None:
+        from_ms, latest_ms = max(published_ms, start_ms), max(latest_ms, start_ms)
+    if first_ms > min(from_ms, latest_ms) + most_ms:
         raise DelayTooLong(f"the first occurrence of {rule} comes after more than the longest delay ({longest})")
     return first_ms
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.messages import PARTITIONS, headers, records, some_batch_settings
 CLOCK_MS = 1_798_000_000_000
 WRITTEN_MS = CLOCK_MS - 1_000
 TOPIC, RESULTS = "delayline-in", "delayline-results"
-MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+MINUTE, QUARTER, HOUR, DAY = 60_000, 900_000, 3_600_000, 86_400_000
 RULE = ("delayline-repeat", b"every 10m")
 POLICY = DelayPolicy(repeats=True)
 
@@ -69,6 +69,41 @@ def test_message_waits_with_its_schedule_in_place_of_the_headers_of_that() -> No
 )
 def test_first_occurrence(pairs: list[tuple[str, bytes]], due_ms: int) -> None:
     assert accepted(*pairs)["deliver_at_ms"] == due_ms
+
+
+@pytest.mark.parametrize("age_ms", [1_000, 3 * DAY, -HOUR])
+@pytest.mark.parametrize(
+    ("rule", "delay", "due_ms"),
+    [
+        # From the later of both clocks, or from the record's own timestamp.
+        (
+            b"every 10m",
+            ("deliver-at", b"%d" % (CLOCK_MS + 99 * DAY)),
+            lambda written_ms: max(written_ms, CLOCK_MS) + DAY,
+        ),
+        (b"every 10m", ("deliver-after", b"99d"), lambda written_ms: written_ms + DAY),
+        # The first full quarter of an hour then, or later.
+        (b"*/15 * * * *", ("deliver-after", b"99d"), lambda written_ms: -(-(written_ms + DAY) // QUARTER) * QUARTER),
+    ],
+)
+def test_first_delay_that_is_too_long_is_shortened_if_the_policy_says_so(
+    rule: bytes, delay: tuple[str, bytes], due_ms: Callable[[int], int], age_ms: int
+) -> None:
+    """A message that repeats is no dead letter where another one is not."""
+    written_ms, pairs = CLOCK_MS - age_ms, [("delayline-repeat", rule), delay]
+    policy = DelayPolicy(repeats=True, most_ms=DAY, clamps=True)
+    found = accepted(*pairs, policy=policy, timestamp_ms=written_ms)
+    assert (found["error_text"], found["deliver_at_ms"]) == (None, due_ms(written_ms))
+    rejected = accepted(*pairs, policy=replace(policy, clamps=False), timestamp_ms=written_ms)
+    assert rejected["error_code"] == "delay-too-long"
+
+
+@pytest.mark.parametrize("delay", [(), (("deliver-after", b"99d"),)])
+def test_policy_shortens_no_time_between_occurrences(delay: tuple[tuple[str, bytes], ...]) -> None:
+    policy = DelayPolicy(repeats=True, most_ms=DAY, clamps=True)
+    for rule in (b"every 2d", b"0 0 1 7 *"):
+        found = accepted(("delayline-repeat", rule), *delay, policy=policy)
+        assert found["error_code"] == "delay-too-long"
 
 
 def test_default_delay_is_not_for_messages_that_repeat() -> None:
