@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.durations import format_duration
 from conf.rejected import MessageTooLarge, RecordRefused
@@ -16,7 +17,10 @@ from sinks.resender import Outgoing
 from sinks.topics.limits import TopicLimits
 from sources.intake.accept import accept
 from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import MESSAGE
 from state.message import HEADERS
+from state.names import NAME_HEADER
+from state.repeats.schedule import NUMBER_HEADER
 
 # The records get offsets above all that their topics have: a replacement names an earlier message.
 _FIRST_OFFSET = 2**62
@@ -28,16 +32,34 @@ def refusals(
     """Return for each of `records`, at least one, why the job would refuse it at `clock_ms` (epoch ms), or None.
 
     A batch refuses what it cannot schedule, and a release process what could only be delivered after it has expired.
+    The job would accept an occurrence with a name, but as the message of that name, in place of its own schedule.
     """
-    # After the messages come the asks of those that replace others.
-    accepted = accept(_table(records), batch_settings, clock_ms).messages.slice(0, len(records))
+    # After the messages come the requests of those that replace others.
+    messages, asks = accept(_table(records), batch_settings, clock_ms)
+    accepted = messages.slice(0, len(records))
     errors: list[str | None] = accepted.column("error_text").to_pylist()
+    is_plain = pc.equal(accepted.column("kind"), MESSAGE).to_pylist()
+    for offset in asks.filter(pc.is_valid(asks.column("name"))).column("ask_offset").to_pylist():
+        record = records[offset - _FIRST_OFFSET]
+        if is_plain[offset - _FIRST_OFFSET] and any(name == NUMBER_HEADER for name, _ in record.headers):
+            errors[offset - _FIRST_OFFSET] = _occurrence_refusal(record)
     (batch,) = accepted.combine_chunks().to_batches()
     rows = np.flatnonzero(expiry.doubted(batch, clock_ms))
     for row, record in zip(rows.tolist(), released(batch.take(pa.array(rows))), strict=True):
         if (expired := expiry.objection(record, clock_ms)) is not None:
             errors[row] = str(expired)
     return errors
+
+
+def _occurrence_refusal(record: Outgoing) -> str:
+    """Return why an occurrence that would get a name is not resent."""
+    remedy = f"Publish it to an input topic where it has no name ({record.topic} takes names from keys)"
+    if any(name == NAME_HEADER for name, _ in record.headers):
+        remedy = f"Add --drop-header {NAME_HEADER}"
+    return (
+        "it is an occurrence of a message that repeats, and would get the name of that: the schedule would end, or "
+        f"the occurrence would be dropped. {remedy}"
+    )
 
 
 def topic_refusal(record: Outgoing, limits: TopicLimits, compresses: bool, now_ms: int) -> str | None:

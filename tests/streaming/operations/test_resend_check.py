@@ -18,15 +18,20 @@ NOW_MS, MINUTE, HOUR = 1_798_135_200_000, 60_000, 3_600_000
 SETTINGS = load_settings(
     None,
     [
-        "topics.input=delayline-in,other,endless",
+        "topics.input=delayline-in,other,endless,keyed,named",
         "policies.expire_after=1m",
         "policies.other.expiry_header=until",
         "policies.other.expire_after=",
         "policies.endless.expire_after=",
+        *(
+            f"policies.{topic}.{policy}"
+            for topic, source in (("keyed", "key"), ("named", "header"))
+            for policy in ("expire_after=", f"names={source}", "repeats=true")
+        ),
     ],
     environ={},
 )
-PARTITION_COUNTS = PARTITIONS | {"delayline-results": 2}
+PARTITION_COUNTS = PARTITIONS | dict.fromkeys(("keyed", "named"), 1) | {"delayline-results": 2}
 BATCH_SETTINGS = batch_settings_from(SETTINGS, PARTITION_COUNTS, (0,), CheckpointOrigin("resend", 0, 1))
 
 
@@ -77,3 +82,28 @@ def test_each_record_has_its_own_reason_and_an_ask_and_a_replacement_have_none()
         for error in refused(replacement, outgoing(), ask, bad, outgoing(age_ms=0), outgoing())
     ]
     assert codes == [None, "expired", None, "bad-deliver-after", None, "expired"]
+
+
+OCCURRENCE, OWN_NAME = ("delayline-occurrence", b"7"), ("delayline-name", b"n")
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (outgoing(OCCURRENCE, OWN_NAME, topic="named"), "--drop-header delayline-name"),
+        (outgoing(OCCURRENCE, topic="keyed"), "keyed takes names from keys"),
+        (outgoing(OCCURRENCE, topic="named"), None),
+        (outgoing(OWN_NAME, topic="named"), None),
+        (outgoing(topic="keyed"), None),
+        # It begins a schedule of its own. The header is a mistake of its publisher, and is left out.
+        (outgoing(OCCURRENCE, ("delayline-repeat", b"every 10m"), topic="keyed"), None),
+        (outgoing(OCCURRENCE, ("delayline-cancel-name", b"n"), topic="keyed"), None),
+        (outgoing(OCCURRENCE, ("deliver-after", b"soon"), topic="keyed"), "bad-deliver-after"),
+    ],
+)
+def test_occurrence_that_would_get_the_name_of_its_schedule_is_refused(record: Outgoing, why: str | None) -> None:
+    """It would end the schedule, or be dropped for it."""
+    others = outgoing(topic="keyed"), outgoing(OWN_NAME, topic="named")
+    first, error, last = refused(others[0], record, others[1])
+    assert (first, error is None, last) == (None, why is None, None)
+    assert error is None or (why or "") in error
