@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterable
 
+from benchmarks.chaos.published import read_back
 from benchmarks.load import Header, Load, Publisher, any_delay, read_value
 from benchmarks.stand import PARTITIONS, Stand
 from state.names import CANCEL_NAME_HEADER, NAME_HEADER
@@ -21,7 +22,6 @@ _CANCELS = 0.2
 # After its record is committed, a name is taken over once the release processes have taken back the message before: all
 # of them, one after the other, of which one may be paused for a minute.
 _SLACK_MS = 120_000
-_READ_S = 600.0
 # Above the numbers of all other messages of a campaign, so that no two values are the same.
 _FIRST = 10**9
 
@@ -69,17 +69,8 @@ class NamedRecords(threading.Thread):
 
     def problems(self, answers: Iterable[Received], acceptance: Acceptance) -> list[str]:
         """Return what is wrong, a sentence each. `answers` are those to records of this topic."""
-        return name_problems(self._records(acceptance), self.received, answers, _SLACK_MS)
-
-    def _records(self, acceptance: Acceptance) -> list[Named]:
-        """Return what was published, from the input topic: it has the true ids although brokers were killed."""
-        records: list[Received] = []
-        inputs = Outputs(self._stand.bootstrap, [self.topic], records.append)
-        try:
-            inputs.drain(_READ_S)
-        finally:
-            inputs.close()
-        return [self._named(record, acceptance) for record in records]
+        published = [self._named(record, acceptance) for record in read_back(self._stand, self.topic)]
+        return name_problems(published, self.received, answers, _SLACK_MS)
 
     def _named(self, record: Received, acceptance: Acceptance) -> Named:
         identity = f"{record.topic}/{record.partition}/{record.offset}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from benchmarks.load import read_value
@@ -37,17 +38,20 @@ class Records:
         return {asked: at_ms for at_ms, asked in sorted(pairs, reverse=True)}
 
 
+def read_back(stand: Stand, topic: str) -> list[Received]:
+    """Return what was published, from an input topic."""
+    records: list[Received] = []
+    with closing(Outputs(stand.bootstrap, [topic], records.append)) as inputs:
+        inputs.drain(_READ_S)
+    return records
+
+
 def published_in(stand: Stand, topic: str, topic_of: Callable[[int], str]) -> Records:
     """Return the records of an input topic. Raises ValueError for a record that is there twice.
 
     `topic_of` returns the output topic for a message's number.
     """
-    records: list[Received] = []
-    inputs = Outputs(stand.bootstrap, [topic], records.append)
-    try:
-        inputs.drain(_READ_S)
-    finally:
-        inputs.close()
+    records = read_back(stand, topic)
     if len({record.value for record in records}) < len(records):
         raise ValueError(f"a message is in {topic} twice")
     cancels, delivers, replaces, conditions = (

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from benchmarks.chaos.published import read_back
 from benchmarks.chaos.schedule_plan import SchedulePlan, Sent
 from benchmarks.load import Header, Load, Publisher, read_value
 from benchmarks.stand import PARTITIONS, Stand
@@ -21,7 +22,6 @@ from streaming.judge.schedules import DUE_HEADER, Repeated, last_numbers, schedu
 RATE = 4
 # Above the numbers of all other messages of a campaign, so that no two values are the same.
 _FIRST = 2 * 10**9
-_READ_S = 600.0
 # From the last answer until what was staged before it has come: `clock.horizon`, and a little more.
 _STAGED_S = 65.0
 
@@ -89,7 +89,7 @@ class RepeatedRecords(threading.Thread):
         answers = list(answers)
         repeated: dict[str, Repeated] = {}
         requests: list[Request] = []
-        for record in self._records():
+        for record in read_back(self._stand, self.topic):
             identity = f"{record.topic}/{record.partition}/{record.offset}"
             sent = self._plan.sent[read_value(record.value or b"")[0]]
             published = Published(identity, record.timestamp_ms, None, None, (), self._output)
@@ -132,16 +132,6 @@ class RepeatedRecords(threading.Thread):
             if (finding := check.take(record, message, acceptance.held(message))) is not None:
                 problems.append(f"{finding.id} is out of order: {finding.text}")
         return problems
-
-    def _records(self) -> list[Received]:
-        """Return what was published, from the input topic: it has the true ids although brokers were killed."""
-        records: list[Received] = []
-        inputs = Outputs(self._stand.bootstrap, [self.topic], records.append)
-        try:
-            inputs.drain(_READ_S)
-        finally:
-            inputs.close()
-        return records
 
 
 def _as_published(message: Repeated, after_ms: int, record: Received, identity: str, known_ms: int) -> Repeated:
