@@ -33,9 +33,7 @@ from state.group_keys import shard_keys
 from streaming.checkpoint.beginning import begin
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import (
-    newest_sealed,
-)
+from streaming.checkpoint.handover import newest_sealed
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.checkpoint.refusals import refuse_lost_plan, refuse_older_checkpoint
 from streaming.storage.guarded_log import GuardedLog, guarded_log
