@@ -217,7 +217,7 @@ def test_each_alert_has_a_runbook_with_its_name_as_the_title(rule: dict[str, Any
 
 def test_the_index_of_runbooks_lists_each_alert_with_its_page() -> None:
     index = (ROOT / "docs/operate/runbooks/README.md").read_text()
-    listed = re.findall(r"^\| \[(Delayline\w+)\]\((Delayline\w+\.md)\) \|", index, re.MULTILINE)
+    listed = re.findall(r"^- \[(Delayline\w+)\]\((Delayline\w+\.md)\)$", index, re.MULTILINE)
     assert sorted(listed) == sorted(
         (rule["alert"], rule["annotations"]["runbook_url"].rpartition("/")[2]) for rule in rules()
     )
