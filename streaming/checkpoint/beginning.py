@@ -22,7 +22,7 @@ from sinks.lanes.terms import failure_of, read_terms
 from sinks.topics.topic_ids import input_ids
 from state.buckets.parts import IdRows
 from state.buckets.table_rows import STORED_SCHEMA
-from state.checkpoint.input_ids import recreated, unread_topics, with_offsets, with_present
+from state.checkpoint.input_ids import unread_topics, with_offsets, with_present
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import Progress, refuse_older
 from state.recalled import KnownFrom
@@ -91,8 +91,7 @@ def _begin_with_present_inputs(
     """
     origin, present = checkpoint.origin, input_ids(settings)
     unread = unread_topics(origin.input_ids, origin.offsets)
-    recreated_inputs(settings, origin.input_ids, unread)
-    topics = recreated(origin.input_ids, present)
+    topics = recreated_inputs(settings, origin.input_ids, unread, present)
     offsets, ids = with_offsets(origin.offsets, topics, {}), with_present(origin.input_ids, present, unread)
     begun = replace(origin, offsets=offsets, input_ids=ids)
     if begun != origin:

@@ -235,7 +235,7 @@ def _amended_history(
             "Set topics.results back, or set it to a new topic and run `delayline topics create`"
         )
     # Before anything is written: if Kafka is another cluster, the job of this checkpoint may be running on its own.
-    recreated_inputs(settings, ids, unread_topics(ids, committed))
+    recreated_inputs(settings, ids, unread_topics(ids, committed), present)
     checkpoint.write_settings_history(history)
     return history
 

@@ -7,7 +7,7 @@ input topics with the settings of its batches, and in the markers of the hand-ov
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from conf.errors import CheckpointMismatch
@@ -33,13 +33,15 @@ def recreated_error(topics: Collection[str]) -> CheckpointMismatch:
     )
 
 
-def recreated_inputs(settings: Settings, known: InputIds, unread: Collection[str] = ()) -> list[str]:
-    """Return the input topics whose ids are not the last ones in `known`.
+def recreated_inputs(
+    settings: Settings, known: InputIds, unread: Collection[str] = (), present: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return the input topics whose `present` ids are not the last ones in `known`.
 
     Without `topics.skip_expired`, raises CheckpointMismatch if there are any but `unread` ones, with which nothing is
-    lost. Raises BrokerUnreachable.
+    lost. Asks the brokers for the present ids if none are given: raises BrokerUnreachable.
     """
-    topics = recreated(known, input_ids(settings))
+    topics = recreated(known, input_ids(settings) if present is None else present)
     refused = [topic for topic in topics if topic not in unread]
     if refused and not settings.topics.skip_expired:
         raise recreated_error(refused)
