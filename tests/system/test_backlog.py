@@ -126,6 +126,7 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_config
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_what_fell_due_in_an_outage_is_handed_over_by_several_batches_that_accept_new_messages(
     application: Application, make_service: MakeService

@@ -112,6 +112,7 @@ def test_a_clock_set_back_by_an_hour_ends_the_job_and_one_set_forward_by_a_day_d
     _assert_clock_behind(service)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(45)
 def test_no_batch_follows_a_clock_that_jumps_years_ahead_and_the_job_goes_on_once_it_is_set_right(
     application: Application, job: tuple[Service, Ledger], clock: HostClock

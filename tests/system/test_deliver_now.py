@@ -21,7 +21,6 @@ from tests.job_log import sealed_messages
 from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.service import Service
-from tests.thorough import some_thorough
 
 _HOUR_MS, _HANDED_OVER_MS = 3_600_000, 50_000
 
@@ -113,10 +112,9 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(90)
-@pytest.mark.parametrize(
-    "point", some_thorough(["cancelled", "transaction-open@2", "transaction-committed"], always=["transaction-open@2"])
-)
+@pytest.mark.parametrize("point", ["cancelled", "transaction-open@2", "transaction-committed"])
 def test_what_is_made_due_comes_out_once_if_the_checkpoint_is_lost_meanwhile(
     application: Application, make_service: MakeService, point: str
 ) -> None:

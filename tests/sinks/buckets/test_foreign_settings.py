@@ -139,6 +139,7 @@ def test_delta_partitions_are_read_from_the_log_whatever_the_paths_of_files_are(
     assert len({each.bucket for each in _segments(store)}) == 1
 
 
+@pytest.mark.thorough
 def test_a_foreign_optimize_changes_no_message(spark: SparkSession, tmp_path: Path) -> None:
     store = BucketTable(spark, str(tmp_path / "buckets"))
     store.create(from_arrow_schema(STORED_SCHEMA))

@@ -26,7 +26,7 @@ _DELAY_MS = 15_000
     [
         pytest.param("batch-begun", True, id="a batch is replayed that has done nothing"),
         pytest.param("batch-done", True, id="a batch is replayed that was done", marks=pytest.mark.thorough),
-        pytest.param("batch-begun", False, id="no batch is replayed"),
+        pytest.param("batch-begun", False, id="no batch is replayed", marks=pytest.mark.thorough),
     ],
 )
 def test_the_first_new_batch_after_a_failure_and_a_pause_hands_over_what_fell_due_and_seals_none_of_it(

@@ -132,6 +132,8 @@ def test_every_record_of_an_input_topic_created_again_and_filled_beyond_the_old_
     ledger.close()
 
 
+@pytest.mark.thorough
+@pytest.mark.takes(60)
 def test_an_input_topic_that_was_left_out_does_not_come_back(
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,7 @@ def test_the_newest_message_of_each_name_comes_out(application: Application, mak
     assert load.replaced()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(50)
 def test_the_first_message_of_each_name_comes_out_and_what_follows_a_cancel(
     application: Application, make_job: MakeJob

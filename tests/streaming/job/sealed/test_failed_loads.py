@@ -45,7 +45,11 @@ def end_loads(window: PrefetchWindow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("far_ms", "failed"), [(3 * DAY_MS, 1), (3 * MINUTE_MS, 2)], ids=["far", "in the next load as well"]
+    ("far_ms", "failed"),
+    [
+        pytest.param(3 * DAY_MS, 1, id="far"),
+        pytest.param(3 * MINUTE_MS, 2, id="in the next load as well", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_damaged_file_ends_the_batch_that_needs_it_and_fails_no_load_before_the_pause_is_over(
     store: BucketTable, caplog: pytest.LogCaptureFixture, far_ms: int, failed: int
