@@ -5,24 +5,26 @@ that waits and was accepted to keep it. The mode that was stored with the name c
 
 A rebuild accepts again what a lost table had, and what took a name over may be gone with it: the message itself, or
 the row that says that the one before is cancelled. So the names are decided anew, from the records that are read again
-and the rows that are left.
+and the rows that are left. So is the due time of a message that took it over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
+from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import OffsetBitmaps
-from state.names import KEEP, NAMED_SCHEMA, name_rows
+from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA, name_rows
 
 # Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
 HOLDER_SCHEMA = NAMED_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("is_left", pa.bool_()))
@@ -48,60 +50,104 @@ class _Holder(NamedTuple):
     is_stored: bool = False
 
 
-def settled(
-    origin: CheckpointOrigin, cancelled: OffsetBitmaps, overdue: OffsetBitmaps, name_mode: Callable[[str], str]
-) -> ArrowFunction:
-    """Return the `mapInArrow` function that decides which messages have their names when a checkpoint begins.
+@dataclass(frozen=True)
+class NamesLeft:
+    """Decides about the names when a checkpoint begins.
 
-    The input is rows of `HOLDER_SCHEMA`, those of a name together, by partition and offset; the same message may have
-    several. The output is rows of `table_rows.STORED_SCHEMA`, for the bucket before the first of `origin`:
+    - `origin`: that of the new checkpoint
+    - `cancelled`: messages that are cancelled already
+    - `overdue`: messages that wait in the table, and are due before the cutoff of `origin`
+    - `name_mode`: returns which of several messages of a name waits, of an input topic (`state.names`)
 
-    - names, of the messages that are accepted again and have them
-    - cancelled ids, of those that another has taken the name from, and that wait: they are accepted again; or the table
-      has their names, and they are due at the cutoff of `origin` or later, or are among the `overdue`, which the table
-      has; and they are not among those that are `cancelled` already
-
-    Records are accepted by present policies and the present clock: of one that is not accepted again these say neither
-    whether it had a name nor when it was due.
-
-    `name_mode` returns which of several messages of a name waits, of an input topic (`state.names`).
+    Both functions are for `mapInArrow`. Their input is rows of `HOLDER_SCHEMA`, those of a name together, by partition
+    and offset; the same message may have several.
     """
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        names: list[_Holder] = []
-        lost: list[_Holder] = []
-        for (_, topic), holders in groupby(_holders(batches, origin), key=attrgetter("name", "topic")):
-            for holder, has_name in among_them(holders, name_mode(topic)):
-                if not has_name:
-                    lost.append(holder)
-                elif holder.is_left:
-                    names.append(holder)
-                if len(names) + len(lost) >= _ROWS:
-                    yield from rows(names, lost)
-                    names, lost = [], []
-        yield from rows(names, lost)
+    origin: CheckpointOrigin
+    cancelled: OffsetBitmaps
+    overdue: OffsetBitmaps
+    name_mode: Callable[[str], str]
 
-    def among_them(holders: Iterable[_Holder], mode: str) -> Iterator[tuple[_Holder, bool]]:
-        if mode == KEEP:
-            return _first(holders, waits)
-        return _newest(holders, is_cancelled)
+    def settled(self) -> ArrowFunction:
+        """Return the function that decides which messages have their names.
 
-    def rows(names: Sequence[_Holder], lost: Sequence[_Holder]) -> Iterator[pa.RecordBatch]:
+        The output is rows of `table_rows.STORED_SCHEMA`, for the bucket before the first of `origin`:
+
+        - names, of the messages that are accepted again and have them
+        - cancelled ids, of those that another has taken the name from, and that wait: they are accepted again; or the
+          table has their names, and they are due at the cutoff of `origin` or later, or are among the `overdue`, which
+          the table has; and they are not among those that are `cancelled` already
+
+        Records are accepted by present policies and the present clock: of one that is not accepted again these say
+        neither whether it had a name nor when it was due.
+        """
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            names: list[_Holder] = []
+            lost: list[_Holder] = []
+            for mode, holders in self._by_name(batches):
+                first_or_newest = _first(holders, self._waits) if mode == KEEP else _newest(holders, self._is_cancelled)
+                for holder, has_name in first_or_newest:
+                    if not has_name:
+                        lost.append(holder)
+                    elif holder.is_left:
+                        names.append(holder)
+                    if len(names) + len(lost) >= _ROWS:
+                        yield from self._rows(names, lost)
+                        names, lost = [], []
+            yield from self._rows(names, lost)
+
+        return run
+
+    def taken_over(self) -> ArrowFunction:
+        """Return the function that gives the due times which records have taken over (`RETIMED_SCHEMA`).
+
+        Only those that the table does not show: a batch stores the name with the due time, so the table is older than
+        such a record. By its own due time it may count as handed over while the message before it waits. It is due no
+        sooner than that one.
+        """
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            every = (
+                (holder.topic, holder.partition, holder.offset, due_ms, due_ms)
+                for mode, holders in self._by_name(batches)
+                if mode == KEEP_TIME
+                for holder, due_ms in self._later(holders)
+            )
+            while rows := list(islice(every, _ROWS)):
+                yield from _table(rows, RETIMED_SCHEMA).to_batches()
+
+        return run
+
+    def _by_name(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Iterable[_Holder]]]:
+        """Yield the holders of each name, and the mode of its topic."""
+        for (_, topic), holders in groupby(_holders(batches, self.origin), key=attrgetter("name", "topic")):
+            yield self.name_mode(topic), holders
+
+    def _later(self, holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, int]]:
+        """Yield those of one name that are due when a message before them is, and not sooner; and when that is."""
+        before: _Holder | None = None
+        for holder in _each(holders):
+            if self._is_cancelled(holder):
+                continue
+            if before is None or before.partition != holder.partition or holder.is_stored:
+                before = holder if holder.keeps and self._waits(holder) else None
+            elif holder.deliver_at_ms < before.deliver_at_ms:
+                yield holder, before.deliver_at_ms
+
+    def _rows(self, names: Sequence[_Holder], lost: Sequence[_Holder]) -> Iterator[pa.RecordBatch]:
         named = _table([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
-        taken = [(*holder[1:4], *[holder.deliver_at_ms] * 2) for holder in lost if waits(holder)]
-        bucket = origin.overdue_bucket
+        taken = [(*holder[1:4], *[holder.deliver_at_ms] * 2) for holder in lost if self._waits(holder)]
+        bucket = self.origin.overdue_bucket
         for table in (name_rows(named, bucket), cancelled_rows(_table(taken, CANCELLED_SCHEMA), bucket)):
             yield from table.to_batches()
 
-    def waits(holder: _Holder) -> bool:
-        is_stored = holder.bucket < origin.overdue_bucket
-        may_wait = is_stored and (holder.deliver_at_ms >= origin.cutoff_ms or _is_in(overdue, holder))
-        return (holder.is_left or may_wait) and not is_cancelled(holder)
+    def _waits(self, holder: _Holder) -> bool:
+        may_wait = holder.is_stored and (holder.deliver_at_ms >= self.origin.cutoff_ms or _is_in(self.overdue, holder))
+        return (holder.is_left or may_wait) and not self._is_cancelled(holder)
 
-    def is_cancelled(holder: _Holder) -> bool:
-        return _is_in(cancelled, holder)
-
-    return run
+    def _is_cancelled(self, holder: _Holder) -> bool:
+        return _is_in(self.cancelled, holder)
 
 
 def _holders(batches: Iterable[pa.RecordBatch], origin: CheckpointOrigin) -> Iterator[_Holder]:

@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyroaring import BitMap64
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CheckpointMismatch, UsageError
@@ -42,7 +43,8 @@ from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.offset_bitmaps import bitmaps_of, in_bitmaps
-from state.name_holders import HOLDER_SCHEMA
+from state.name_holders import HOLDER_SCHEMA, NamesLeft
+from state.names import KEEP_TIME
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
@@ -65,6 +67,7 @@ from streaming.operations.table_contents import (
     left_of_moved,
     names_of,
     overdue_in_table,
+    taken_over_in,
 )
 from streaming.processes.drain import drain
 from streaming.spark.exclusive_session import exclusive_session
@@ -205,10 +208,17 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             overdue = overdue.union(due_then)
         ids = None
         if gives_names(batch_settings):
-            named = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
-            if repeating is not None:
-                named = named.union(as_holders(repeating, origin.overdue_bucket))
-            ids = names_of(store, named, origin, not_there, ids_left(overdue), batch_settings.name_mode)
+            names_left = NamesLeft(origin, not_there, ids_left(overdue), batch_settings.name_mode)
+
+            def named() -> DataFrame:
+                own = records.mapInArrow(accepted.names(origin.overdue_bucket), from_arrow_schema(HOLDER_SCHEMA))
+                return own if repeating is None else own.union(as_holders(repeating, origin.overdue_bucket))
+
+            if KEEP_TIME in map(batch_settings.name_mode, settings.topics.input):
+                # By these, more is left, with its name.
+                taken_over = taken_over_in(store, named(), names_left)
+                accepted = replace(accepted, retimed=pa.concat_tables([retimed, taken_over]))
+            ids = names_of(store, named(), names_left)
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -13,6 +13,7 @@ from sinks.buckets.packed_rows import packed, unpacked
 from sinks.buckets.segment_figures import index_entries, precisions
 from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
+from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.cancel import without_named
 from state.checkpoint.origin import CheckpointOrigin
@@ -20,7 +21,7 @@ from state.index.message_index import MessageIndex
 from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
 from state.message import decode_chunk
 from state.message_ids import ID, ID_SCHEMA, ids_in
-from state.name_holders import settled
+from state.name_holders import NamesLeft
 from streaming.operations.moved import Moved
 from streaming.operations.schedules import Superseded
 
@@ -84,27 +85,26 @@ def ids_left(left: DataFrame) -> OffsetBitmaps:
     return bitmaps_of(unpacked(packed(left, run).toLocalIterator()))
 
 
-def names_of(
-    store: BucketTable,
-    named: DataFrame,
-    origin: CheckpointOrigin,
-    cancelled: OffsetBitmaps,
-    overdue: OffsetBitmaps,
-    name_mode: Callable[[str], str],
-) -> DataFrame:
+def names_of(store: BucketTable, named: DataFrame, names_left: NamesLeft) -> DataFrame:
     """Return the rows of `STORED_SCHEMA` for the names of what is accepted again, and for what they are taken from.
 
-    Args:
-        store: the table of sealed buckets.
-        named: the messages that got names, of the records that are read again (`HOLDER_SCHEMA`).
-        origin: the origin of the new checkpoint.
-        cancelled: what was cancelled before.
-        overdue: what waits in the table, and is due before the cutoff of `origin`.
-        name_mode: returns which of several messages of a name waits, of an input topic.
+    `named` are the messages that got names, of the records that are read again (`HOLDER_SCHEMA`).
     """
+    return _by_name(store, named).mapInArrow(names_left.settled(), from_arrow_schema(STORED_SCHEMA))
+
+
+def taken_over_in(store: BucketTable, named: DataFrame, names_left: NamesLeft) -> pa.Table:
+    """Return the due times that records have taken over, and the table does not show (`RETIMED_SCHEMA`).
+
+    `named` is as of `names_of`.
+    """
+    found = _by_name(store, named).mapInArrow(names_left.taken_over(), from_arrow_schema(RETIMED_SCHEMA))
+    return found.toArrow().cast(RETIMED_SCHEMA)
+
+
+def _by_name(store: BucketTable, named: DataFrame) -> DataFrame:
     stored = store.ids(IdRows.NAMED)
     if stored is not None:
         columns = ("name", *ID, "deliver_at_ms", "max_deliver_at_ms", "keeps", "bucket", "false AS is_left")
         named = named.union(stored.selectExpr(*columns))
-    by_name = named.repartition("name").sortWithinPartitions("name", "partition", "offset")
-    return by_name.mapInArrow(settled(origin, cancelled, overdue, name_mode), from_arrow_schema(STORED_SCHEMA))
+    return named.repartition("name").sortWithinPartitions("name", "partition", "offset")

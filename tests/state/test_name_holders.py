@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.buckets.parts import IdRows
+from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import bitmaps_of
 from state.message_ids import NO_IDS, Ids, ids_of, table_of
-from state.name_holders import HOLDER_SCHEMA, settled
+from state.name_holders import HOLDER_SCHEMA, NamesLeft
 from state.names import KEEP, KEEP_TIME, REPLACE
 from tests.messages import ids_of_rows
 
@@ -57,7 +58,9 @@ def settle(
     in_order = sorted(modes, key=lambda row: row[:4])
     table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
     before, waiting = (bitmaps_of([table_of(ids)]) for ids in (cancelled, overdue))
-    batches = settled(ORIGIN, before, waiting, lambda _: mode)(iter(table.to_batches(max_chunksize=at_once)))
+    batches = NamesLeft(ORIGIN, before, waiting, lambda _: mode).settled()(
+        iter(table.to_batches(max_chunksize=at_once))
+    )
     out = pa.Table.from_batches(batches, STORED_SCHEMA)
     names, gone = (
         ids_of_rows(out.filter(pc.field("part") == kind.partition(LEFT_IN))).to_pylist()
@@ -184,6 +187,55 @@ def test_where_messages_keep_their_due_times_the_newest_has_the_name() -> None:
     assert settle(left(5), left(7), cancelled=recalled, mode=KEEP_TIME) == ({"a": (5, FAR_MS)}, [])
     # What is delivered stands in the table, as it did.
     assert settle(stored(1), stored(2, CUTOFF_MS - 1), mode=KEEP_TIME) == ({}, [(0, 1, FAR_MS)])
+
+
+def unknown(offset: int, due_ms: int = 500, name: str = "a", partition: int = 0) -> tuple[Any, ...]:
+    """Return the row of a message that counts as handed over, and that the table does not know."""
+    return (*left(offset, due_ms, name, partition)[:-1], False)
+
+
+def taken_over(
+    *rows: tuple[Any, ...],
+    cancelled: Ids = NO_IDS,
+    overdue: Ids = NO_IDS,
+    mode: str = KEEP_TIME,
+    keeps: bool = True,
+) -> Any:
+    """Return the due times that messages have taken over, and the table does not show, by partition and offset.
+
+    `keeps` says whether all of them keep their due times.
+    """
+    in_order = sorted(((*row[:6], keeps, *row[7:]) for row in rows), key=lambda row: row[:4])
+    table = pa.Table.from_pylist([dict(zip(HOLDER_SCHEMA.names, row, strict=True)) for row in in_order], HOLDER_SCHEMA)
+    before, waiting = (bitmaps_of([table_of(ids)]) for ids in (cancelled, overdue))
+    batches = NamesLeft(ORIGIN, before, waiting, lambda _: mode).taken_over()(iter(table.to_batches(max_chunksize=2)))
+    found = pa.Table.from_batches(batches, RETIMED_SCHEMA).to_pylist()
+    assert all((row["topic"], row["until_ms"]) == (TOPIC, row["deliver_at_ms"]) for row in found)
+    return {(row["partition"], row["offset"]): row["deliver_at_ms"] for row in found}
+
+
+def test_a_record_that_the_table_does_not_know_is_due_no_sooner_than_the_message_before_it_that_waits() -> None:
+    # In the table, or accepted again.
+    assert taken_over(stored(1), unknown(2), unknown(3, 600)) == {(0, 2): FAR_MS, (0, 3): FAR_MS}
+    assert taken_over(left(1), left(2, FAR_MS + 1), left(3, FAR_MS - 1), unknown(4)) == {
+        (0, 3): FAR_MS,
+        (0, 4): FAR_MS,
+    }
+    assert taken_over(stored(1, 600), unknown(2), overdue=ids_of([(TOPIC, 0, 1)])) == {(0, 2): 600}
+    # Of another name, partition or mode, and before the one that waits.
+    assert taken_over(unknown(0), stored(1), unknown(2, name="b"), unknown(2, partition=1)) == {}
+    assert taken_over(stored(1), unknown(2), mode=REPLACE) == {}
+
+
+def test_a_record_that_the_table_knows_or_whose_name_was_free_is_due_by_itself() -> None:
+    assert taken_over(stored(1), stored(2, 1_500), unknown(3)) == {(0, 3): 1_500}
+    assert taken_over(stored(1), stored(2, 500), unknown(3)) == {}
+    assert taken_over(stored(1, 500), unknown(2)) == {}
+    first, second = (ids_of([(TOPIC, 0, offset)]) for offset in (1, 2))
+    assert taken_over(stored(1), unknown(2), cancelled=first) == {}
+    assert taken_over(stored(1), unknown(2), unknown(3), cancelled=second) == {(0, 3): FAR_MS}
+    # It was accepted by another mode, or somebody has asked for it.
+    assert taken_over(stored(0), unknown(2), keeps=False) == {}
 
 
 @given(

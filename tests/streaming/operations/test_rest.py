@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.setting_types import DAY, HOUR, MINUTE
@@ -23,15 +24,15 @@ from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
 from state.message import MESSAGE_SCHEMA, decode_chunk, empty_messages, encode_chunk
-from state.name_holders import HOLDER_SCHEMA
-from state.names import NAMED_SCHEMA, name_rows, named
+from state.name_holders import HOLDER_SCHEMA, NamesLeft
+from state.names import KEEP_TIME, NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
 from state.repeats.occurrences import waiting_in
 from streaming.checkpoint.handover import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.operations.moved import Moved, moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.rest import Rest
-from streaming.operations.table_contents import ids_left, names_of
+from streaming.operations.table_contents import ids_left, names_of, taken_over_in
 from tests.messages import PARTITIONS, headers, ids_of_rows, messages, records, some_batch_settings
 from tests.streaming.sealed import cancelled_in, seal_messages
 
@@ -200,7 +201,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
         store.spark.createDataFrame(pa.Table.from_batches(left_rows(table, 1), LEFT_SCHEMA))
         for table in (accepted, overdue)
     )
-    ids = names_of(store, holding, origin, {}, ids_left(behind), SETTINGS.name_mode)
+    ids = names_of(store, holding, NamesLeft(origin, {}, ids_left(behind), SETTINGS.name_mode))
     assert seal_rest(store, left.union(behind), origin, "checkpoint-rest-of-input", SETTINGS, ids) == 5
     stored = pa.concat_tables(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS)).sort_by("offset")
     assert [stored.column(name).to_pylist() for name in ("offset", "deliver_at_ms", "bucket")] == [
@@ -223,9 +224,39 @@ def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> Non
     holding = store.spark.createDataFrame(pa.Table.from_batches(batches, HOLDER_SCHEMA))
     nothing = store.spark.createDataFrame([], from_arrow_schema(LEFT_SCHEMA))
     origin = replace(ORIGIN, offsets={TOPIC: {"0": 30}})
-    ids = names_of(store, holding, origin, {}, {}, SETTINGS.name_mode)
+    ids = names_of(store, holding, NamesLeft(origin, {}, {}, SETTINGS.name_mode))
     assert seal_rest(store, nothing, origin, "checkpoint-rest-of-input", SETTINGS, ids) == 0
     assert cancelled_in(store)[TOPIC, 0] == [9]
+
+
+def test_a_message_that_took_over_a_due_time_after_the_backup_waits_until_then(store: BucketTable) -> None:
+    """By its own due time it is handed over. The table has the message before it, and the name of that one alone."""
+    settings = some_batch_settings(
+        shard_keys=(7,),
+        partitions=PARTITIONS | {RESULTS: 1},
+        policy=DelayPolicy(names="header", name_mode=KEEP_TIME),
+    )
+    seal_messages(store, 3, [{"offset": 2, "deliver_at_ms": FAR_MS}], settings)
+    row = (named(TOPIC, b"a"), TOPIC, 0, 2, FAR_MS, FAR_MS, True)
+    names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True))], NAMED_SCHEMA)
+    store.append(store.spark.createDataFrame(name_rows(names, 4)), "checkpoint", 4)
+    rest, origin = rest_of([2], settings), replace(ORIGIN, offsets={TOPIC: {"0": 30}})
+    again = [record(2, "a"), record(5, "a", CLOCK_MS), record(6, "b", CLOCK_MS), record(7, "a", CLOCK_MS + 1)]
+    assert left(rest, *again) == {}
+    names_left = NamesLeft(origin, {}, {}, settings.name_mode)
+
+    def holding(rest: Rest) -> DataFrame:
+        batches = rest.names(LEFT_IN)(iter(records(again).to_batches()))
+        return store.spark.createDataFrame(pa.Table.from_batches(batches, HOLDER_SCHEMA))
+
+    rest = replace(rest, retimed=taken_over_in(store, holding(rest), names_left))
+    assert left(rest, *again) == dict.fromkeys((5, 7), FAR_MS - CLOCK_MS)
+    rows = pa.Table.from_batches(rest.messages()(iter(records(again).to_batches())), LEFT_SCHEMA)
+    ids = names_of(store, holding(rest), names_left)
+    accepted = store.spark.createDataFrame(rows)
+    assert seal_rest(store, accepted, origin, "checkpoint-rest-of-input", settings, ids) == 2
+    # The newest has the name.
+    assert sorted(cancelled_in(store)[TOPIC, 0]) == [2, 5]
 
 
 # When the lost job made messages due.

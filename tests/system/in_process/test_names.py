@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from streaming.judge.names import KEEP, KEEP_TIME
+from streaming.judge.names import KEEP, KEEP_TIME, REPLACE
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted
 from tests.system.conftest import Application
@@ -135,17 +135,22 @@ def test_what_fell_due_in_an_outage_is_replaced_and_cancelled_by_its_name(
 
 @pytest.mark.thorough
 @pytest.mark.takes(60)
+@pytest.mark.parametrize(
+    ("mode", "newest_ms"),
+    # By its own due time, the newest of each name would count as handed over.
+    [(REPLACE, 60_000), (KEEP_TIME, 1_000)],
+)
 def test_of_what_a_rebuild_without_the_table_accepts_again_the_newest_of_each_name_comes_out(
-    application: Application, make_job: MakeJob
+    application: Application, make_job: MakeJob, mode: str, newest_ms: int
 ) -> None:
-    job, ledger = make_job("policies.names=key")
+    job, ledger = make_job("policies.names=key", f"policies.name_mode={mode}")
     ledger.close()
-    load = NamedLoad(application)
+    load = NamedLoad(application, mode)
 
     def publish() -> None:
-        for _ in range(3):
+        for delay_ms in (60_000, 60_000, newest_ms):
             for number in range(20):
-                load.publish(f"n{number}", 60_000)
+                load.publish(f"n{number}", delay_ms)
             accept_all(load, application)
         # Only what is handed over says how far the input was read.
         for number in range(10):
