@@ -100,8 +100,13 @@ def wrong_policies(policies: PolicySettings) -> list[str]:
         given = max(policy.default_delay, policy.fixed_delay or 0)
         if policy.over_max_delay == "reject" and given > policy.max_delay:
             wrong.append(f"{key}: default_delay and fixed_delay must not exceed max_delay")
-        if policy.repeats and policy.name_mode == "keep-time":
-            wrong.append(f'{key}: repeats and name_mode = "keep-time" must not be set together')
+        # A due time that is taken over can be after the instant in the header, and does not fit the schedule.
+        refused = {"repeats": policy.repeats, "expiry_header": policy.expiry_header}
+        wrong += [
+            f'{key}: {name} and name_mode = "keep-time" must not be set together'
+            for name, value in refused.items()
+            if value and policy.name_mode == "keep-time"
+        ]
     return wrong
 
 

@@ -383,6 +383,10 @@ def test_looped_topics_are_refused() -> None:
             "[policies]\nrepeats = true\n[policies.delayline-in]\nname_mode = 'keep-time'",
             'policies.delayline-in: repeats and name_mode = "keep-time" must not be set together',
         ),
+        (
+            "[policies]\nexpiry_header = 'until'\nname_mode = 'keep-time'",
+            'policies: expiry_header and name_mode = "keep-time" must not be set together',
+        ),
         ("[policies.orders]\nmax_delay = '1s'", "policies.orders: allowed are topics in topics.input"),
         ("[bucket]\nlimit = 500", "bucket.limit: unknown setting"),
     ],
