@@ -19,7 +19,7 @@ from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import DUE_NOW, KIND, is_message, kinds_of, repeats
 from state.message import decode_chunk, with_due_times
-from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in, places_in, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, among, by_source, ids_in, rows_among, table_of
 from state.order import in_order
 from state.shards import by_shard
 
@@ -133,11 +133,10 @@ class _Moves:
 
     def __init__(self, moves: pa.Table) -> None:
         """Take a table of `MOVES_SCHEMA`."""
-        self._ids = ids_in(moves)
-        dues, at_once = (moves.column(name).to_numpy() for name in ("deliver_at_ms", "at_once"))
-        rows = {source: places_in(moves, table_of({source: own})) for source, own in self._ids.items()}
-        # In the order of the ids.
-        self._terms = {source: (dues[own], at_once[own]) for source, own in rows.items()}
+        offsets, dues, at_once = (moves.column(name).to_numpy() for name in ("offset", "deliver_at_ms", "at_once"))
+        in_order = {source: rows[np.argsort(offsets[rows])] for source, rows in by_source(moves)}
+        self._ids = {source: offsets[rows] for source, rows in in_order.items()}
+        self._terms = {source: (dues[rows], at_once[rows]) for source, rows in in_order.items()}
 
     def among(self, messages: pa.Table) -> np.ndarray:
         """Return which of `messages` are moved. Never dead letters, requests or messages that repeat, by any id."""

@@ -132,6 +132,18 @@ def test_a_dead_letter_and_an_ask_with_the_id_of_a_moved_message_stay() -> None:
     ]
 
 
+def test_moves_of_several_partitions_come_in_any_order() -> None:
+    ids = [(partition, offset) for partition in (2, 0, 1) for offset in (9, 3, 5)]
+    every = messages({"partition": own[0], "offset": own[1], "deliver_at_ms": 9_000} for own in ids)
+    rows = [("delayline-in", *own, 2_000 + number, False) for number, own in enumerate(ids[::2])]
+    moves = pa.Table.from_pylist([dict(zip(MOVES_SCHEMA.names, row, strict=True)) for row in rows], MOVES_SCHEMA)
+    batches = pa.Table.from_pylist(batch_rows(every), schema=SHARD_OUTPUT_SCHEMA).to_batches()
+    moved = [row for each in moving(moves, SETTINGS, BUCKET, CUTOFF_MS)(batches) for row in each.to_pylist()]
+    sealed = [decode_chunk(row["chunk"]) for row in moved if row["kind"] == SEALED]
+    found = {(row["partition"], row["offset"]): row["deliver_at_ms"] for each in sealed for row in each.to_pylist()}
+    assert found == dict.fromkeys(ids, 9_000) | {own: 2_000 + number for number, own in enumerate(ids[::2])}
+
+
 def test_many_moved_messages_become_rows_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves_module, "_TOGETHER_BYTES", 1)
     every = messages({"offset": offset, "deliver_at_ms": 300 * offset} for offset in range(20))
