@@ -7,16 +7,13 @@ disk from then on (`streaming.job.requests.runs`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from itertools import islice
-from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import KafkaException
 
-from conf.errors import BrokerUnreachable, CheckpointMismatch
+from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.kafka.rights import is_refusal, right_missing
 from conf.settings import Settings
@@ -26,45 +23,22 @@ from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.input_ends import input_bounds, input_offsets_at
 from sinks.topics.topic_ids import PresentTopic, TopicIds
-from state.cancel import MessageId
 from state.checkpoint.origin import as_offsets, by_partition
 from state.kinds import Mask
-from state.message_ids import ID_SCHEMA, Ids, ids_of, table_from
-from state.recalled import KnownFrom, Recall, partition_of_shard, read_recall, read_recall_key
+from state.message_ids import Ids
+from state.recalled import KnownFrom, partition_of_shard
 from streaming.job.requests.recalled_log import RecalledLog
-from streaming.job.requests.runs import Numbers, Runs, Source, chosen, divided
+from streaming.job.requests.recalled_rows import Reading, Recalled, no_rows
+from streaming.job.requests.runs import Source, chosen
 
 log = logging.getLogger(__name__)
 
-# How many records are kept as single objects before they become a run.
-_MOST_FOUND = 100_000
 # How many records are deleted in one transaction: a second's work.
 _DELETED_AT_ONCE = 10_000
 # How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
 # process hangs or is dead; then its successor, or the broker, ends them.
 _OPEN_S = 0.2
-# What is known of each record: the id, and `_Recalled`.
-_RECALLED_SCHEMA = pa.schema(
-    [*ID_SCHEMA, ("epoch", pa.int64()), ("counts", pa.bool_()), ("due_before_ms", pa.int64()), ("number", pa.int64())]
-)
-
 Bounds = Mapping[tuple[str, int], int]
-# By partition and key: the id, and what is recorded of it; None if the record was deleted.
-_Found = dict[tuple[int, bytes | None], tuple[MessageId, Recall] | None]
-
-
-class _Recalled(NamedTuple):
-    """Recalled messages by offset and epoch: whether the record counts, what it says, and its partition.
-
-    Records of an earlier epoch do not count, whose messages were accepted again since, nor those of an input topic that
-    was created again.
-    """
-
-    offsets: Numbers
-    epochs: Numbers
-    counts: Mask
-    dues: Numbers
-    numbers: Numbers
 
 
 class RecalledMessages:
@@ -84,7 +58,7 @@ class RecalledMessages:
         # Kafka's id of the topic, and how far each partition is read; None and empty before the first time.
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
-        self._runs = Runs(_Recalled, [np.int64, np.int64, np.bool_, np.int64, np.int64], keys=2)
+        self._runs = no_rows()
         # Until all is read for the first time: where `known_from` moves then, and these input topics.
         self._opening: Bounds | None = None
         self._created_again: set[str] = set()
@@ -143,7 +117,7 @@ class RecalledMessages:
             present = self._read_on(cutoff_ms, wait_s=0)
             bounds = _highest(self._known_from, self._old_below(cutoff_ms))
 
-            def is_old(source: Source, rows: _Recalled) -> Mask:
+            def is_old(source: Source, rows: Recalled) -> Mask:
                 return ~rows.counts | ((rows.dues < due_before_ms) & (rows.offsets < bounds.get(source, 0)))
 
             has_old = any(is_old(*piece).any() for piece in self._runs.pieces())
@@ -190,7 +164,7 @@ class RecalledMessages:
             writer.move(known_from)
         self._known_from = bounds
 
-    def _delete(self, writer: RecalledWriter, is_old: Callable[[Source, _Recalled], Mask]) -> None:
+    def _delete(self, writer: RecalledWriter, is_old: Callable[[Source, Recalled], Mask]) -> None:
         """Delete the records that are old, and forget them."""
         rest = (
             (number, epoch, (*source, offset))
@@ -252,59 +226,10 @@ class RecalledMessages:
 
     def _read_to(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Read the partitions of `ends` up to there, from the offsets `begins` on."""
-        found: _Found = {}
-
-        def take(message: Message) -> None:
-            self._take(message, found)
-            if len(found) > _MOST_FOUND:
-                self._add(found)
-
-        self._log.read(begins, ends, take)
-        # What was added of a reading that fails is added again: that changes nothing.
-        self._add(found)
+        reading = Reading(self._runs, self._epoch, self._created_again)
+        self._log.read(begins, ends, reading.take)
+        reading.end()
         self._next = {**begins, **ends}
-
-    def _take(self, message: Message, found: _Found) -> None:
-        number, key, value = message.partition(), message.key(), message.value()
-        assert number is not None
-        if value is None:
-            # An earlier process has forgotten it.
-            found[number, key] = None
-            return
-        identity, recall = read_recall(key, value)
-        if recall.epoch <= self._epoch:
-            found[number, key] = identity, recall
-
-    def _add(self, found: _Found) -> None:
-        rows, deleted = [], set()
-        for (number, key), each in found.items():
-            if each is None:
-                # A key of somebody else had no row.
-                with suppress(CheckpointMismatch):
-                    deleted.add((number, *read_recall_key(key)))
-                continue
-            identity, recall = each
-            counts = recall.epoch == self._epoch and identity[0] not in self._created_again
-            rows.append((*identity, recall.epoch, counts, recall.due_before_ms, number))
-        found.clear()
-        self._forget_deleted(deleted)
-        table = table_from(rows, _RECALLED_SCHEMA)
-        self._runs.add(divided(table, [column.to_numpy() for column in table.columns[2:]]))
-
-    def _forget_deleted(self, deleted: Collection[tuple[int, int, MessageId]]) -> None:
-        """Forget the rows of records that were deleted: by partition, epoch and id."""
-        ids = ids_of(identity for _, _, identity in deleted)
-
-        def is_deleted(source: Source, rows: _Recalled) -> Mask:
-            found = np.isin(rows.offsets, ids.get(source, ()))
-            for row in np.flatnonzero(found).tolist():
-                offset, epoch, number = (int(column[row]) for column in (rows.offsets, rows.epochs, rows.numbers))
-                found[row] = (number, epoch, (*source, offset)) in deleted
-            return found
-
-        # Rarely any: this process has forgotten what it deleted itself.
-        if any(is_deleted(*piece).any() for piece in self._runs.find(ids).items()):
-            self._runs.forget(is_deleted)
 
     def _present(self) -> dict[str, PresentTopic]:
         """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""

@@ -20,8 +20,9 @@ from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
 from state.recalled import Recall, partition_of_shard, recall_records
-from streaming.job.requests import recalled, recalled_log
+from streaming.job.requests import recalled, recalled_log, recalled_rows
 from streaming.job.requests.recalled import RecalledMessages
+from streaming.job.requests.runs import Runs
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -107,21 +108,23 @@ def test_what_any_shard_has_recalled_is_known_to_this_process_and_to_later_ones(
 def test_what_is_read_is_kept_in_pieces(
     broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recalled, "_MOST_FOUND", 2)
+    monkeypatch.setattr(recalled_rows, "_MOST_FOUND", 2)
     monkeypatch.setattr(recalled_log, "_AT_ONCE", 2)
     recall(broker, settings, *range(10))
     assert read(reader, settings) == list(range(10))
 
 
-@pytest.mark.parametrize("most_found", [0, 100])
+@pytest.mark.parametrize(("most_found", "most_deleted"), [(0, 0), (0, 100), (100, 0), (100, 100)])
 def test_a_record_that_was_deleted_after_it_was_read_is_not_known(
     broker: EmbeddedBroker,
     settings: Settings,
     reader: RecalledMessages,
     monkeypatch: pytest.MonkeyPatch,
     most_found: int,
+    most_deleted: int,
 ) -> None:
-    monkeypatch.setattr(recalled, "_MOST_FOUND", most_found)
+    monkeypatch.setattr(recalled_rows, "_MOST_FOUND", most_found)
+    monkeypatch.setattr(recalled_rows, "_MOST_DELETED", most_deleted)
     source = settings.topics.input[0], 0
     recall(broker, settings, 1, 2, 3)
     recall(broker, settings, 4, shard=1)
@@ -138,6 +141,29 @@ def test_a_record_that_was_deleted_after_it_was_read_is_not_known(
         for each in (reader, other):
             assert read(each, settings) == [1, 3, 4]
             assert {offset for _, offsets in each.every() for offset in offsets} == {1, 3, 4}
+
+
+def test_the_runs_are_written_once_however_many_records_with_deletions_are_read(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recalled_rows, "_MOST_FOUND", 2)
+    monkeypatch.setattr(recalled_log, "_AT_ONCE", 2)
+    source = settings.topics.input[0], 0
+    recall(broker, settings, 19)
+    with closing(RecalledWriter(settings)) as writer:
+        for first in (0, 6, 12):
+            recall(broker, settings, *range(first, first + 6))
+            writer.delete((partition_of_shard(0), EPOCH, (*source, offset)) for offset in range(first, first + 5))
+    written: list[Runs[Any]] = []
+    forget = Runs.forget
+
+    def counted(runs: Runs[Any], *arguments: Any) -> None:
+        written.append(runs)
+        forget(runs, *arguments)
+
+    monkeypatch.setattr(Runs, "forget", counted)
+    assert read(reader, settings) == [5, 11, 17, 19]
+    assert len(written) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,114 @@
+"""What records of the recalled topic say, as rows on the driver's local disk (`streaming.job.requests.runs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Message
+
+from conf.errors import CheckpointMismatch
+from state.cancel import MessageId
+from state.kinds import Mask
+from state.message_ids import ID_SCHEMA, id_text, ids_of, table_from
+from state.recalled import Recall, read_recall, read_recall_key, recall_key
+from streaming.job.requests.runs import Numbers, Runs, Source, divided
+
+# How many records are kept as single objects before they become a run; and how many deletions, for which the runs that
+# have their rows are written again.
+_MOST_FOUND, _MOST_DELETED = 100_000, 500_000
+# What is known of each record: the id, and `Recalled`.
+_RECALLED_SCHEMA = pa.schema(
+    [*ID_SCHEMA, ("epoch", pa.int64()), ("counts", pa.bool_()), ("due_before_ms", pa.int64()), ("number", pa.int64())]
+)
+
+# The partition and the key of a record.
+_Key = tuple[int, bytes | None]
+
+
+class Recalled(NamedTuple):
+    """Recalled messages by offset and epoch: whether the record counts, what it says, and its partition.
+
+    Records of an earlier epoch do not count, whose messages were accepted again since, nor those of an input topic that
+    was created again.
+    """
+
+    offsets: Numbers
+    epochs: Numbers
+    counts: Mask
+    dues: Numbers
+    numbers: Numbers
+
+
+def no_rows() -> Runs[Recalled]:
+    """Return runs for such rows."""
+    return Runs(Recalled, [np.int64, np.int64, np.bool_, np.int64, np.int64], keys=2)
+
+
+class Reading:
+    """Takes records in as they are read. If that fails, another reading from the same offsets on changes nothing."""
+
+    def __init__(self, runs: Runs[Recalled], epoch: int, created_again: Collection[str]) -> None:
+        """Add to `runs`. `epoch` is the checkpoint's, and `created_again` are input topics that others had the name of.
+
+        Records of later epochs are ignored.
+        """
+        self._runs = runs
+        self._epoch = epoch
+        self._created_again = created_again
+        self._found: dict[_Key, tuple[MessageId, Recall]] = {}
+        # Since the last record with the key.
+        self._deleted: set[_Key] = set()
+
+    def take(self, message: Message) -> None:
+        """Take a record. Raises CheckpointMismatch, FormatMismatch."""
+        number, key, value = message.partition(), message.key(), message.value()
+        assert number is not None
+        if value is None:
+            # An earlier process has forgotten it.
+            self._found.pop((number, key), None)
+            self._deleted.add((number, key))
+        else:
+            identity, recall = read_recall(key, value)
+            if recall.epoch <= self._epoch:
+                self._deleted.discard((number, key))
+                self._found[number, key] = identity, recall
+        if len(self._found) > _MOST_FOUND:
+            self._add()
+        if len(self._deleted) > _MOST_DELETED:
+            self.end()
+
+    def end(self) -> None:
+        """Add what is left, and forget the rows of records that were deleted."""
+        self._add()
+        ids = ids_of(self._ids_deleted())
+
+        def are_deleted(source: Source, rows: Recalled) -> Mask:
+            found = np.isin(rows.offsets, ids.get(source, ()))
+            for row in np.flatnonzero(found).tolist():
+                offset, epoch, number = (int(column[row]) for column in (rows.offsets, rows.epochs, rows.numbers))
+                found[row] = (number, recall_key(epoch, id_text((*source, offset)))) in self._deleted
+            return found
+
+        # Rarely any: this process has forgotten what it deleted itself.
+        if any(are_deleted(*piece).any() for piece in self._runs.find(ids).items()):
+            self._runs.forget(are_deleted)
+        self._deleted.clear()
+
+    def _add(self) -> None:
+        rows = []
+        for (number, _), (identity, recall) in self._found.items():
+            counts = recall.epoch == self._epoch and identity[0] not in self._created_again
+            rows.append((*identity, recall.epoch, counts, recall.due_before_ms, number))
+        self._found.clear()
+        table = table_from(rows, _RECALLED_SCHEMA)
+        self._runs.add(divided(table, [column.to_numpy() for column in table.columns[2:]]))
+
+    def _ids_deleted(self) -> Iterator[MessageId]:
+        for _, key in self._deleted:
+            # A key of somebody else had no row.
+            with suppress(CheckpointMismatch):
+                yield read_recall_key(key)[1]
