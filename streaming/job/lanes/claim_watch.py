@@ -128,9 +128,7 @@ class ClaimWatch:
                     self._take_over(lane, span, ends)
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
-        # The others may be gone, or be created again: that is the way out of a cut.
-        topics = {topic for topic, _ in read}
-        self.check_ends({}, {topic: own for topic, own in span.input_ids.items() if topic in topics})
+        self.check_ends_of_batch({}, span)
         failpoint("claims-read")
         return self.taken(read, span.input_ids)
 
@@ -189,6 +187,18 @@ class ClaimWatch:
         for claim in self._newest.values():
             cuts += claim.cuts(inputs) if claim.epoch == self._epoch else []
         check_uncut(cuts)
+
+    def check_ends_of_batch(self, ends: Mapping[Source, int], span: BatchSpan) -> None:
+        """Raise CheckpointMismatch as `check_ends` does, but for what the batch of `span` reads records of alone.
+
+        Other topics may be gone, or be created again: that is the way out of a cut, and a replay reads nothing of them.
+        """
+        read = span.ranges()
+        topics = {topic for topic, _ in read}
+        self.check_ends(
+            {source: end for source, end in ends.items() if source in read},
+            {topic: own for topic, own in span.input_ids.items() if topic in topics},
+        )
 
     def close(self) -> None:
         """Close the clients."""

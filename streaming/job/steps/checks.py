@@ -32,9 +32,7 @@ class OutputCheck:
         # Without `skip_expired`, Spark has ended the query instead.
         if self._settings.topics.skip_expired and span.starts != span.ends:
             bounds = read_bounds(self._settings, span.batch_id)
-            # Not of a topic that was created again: a replay reads nothing of it.
-            ends = {source: bounds[source][1] for source in span.ranges() if source in bounds}
-            self._claims.check_ends(ends, span.input_ids)
+            self._claims.check_ends_of_batch({source: end for source, (_, end) in bounds.items()}, span)
             warn_of_input_loss(bounds, span)
 
 

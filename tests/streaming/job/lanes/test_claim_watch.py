@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,8 @@ from state.claims import JOB, Claim
 from state.lanes import lane_of
 from streaming.job.lanes import claim_watch
 from streaming.job.lanes.claim_watch import ClaimWatch
+from streaming.job.steps import checks
+from streaming.job.steps.checks import OutputCheck
 
 _EPOCH, _LANES = 1, 2
 _TOPIC, _ID = "in", "A"
@@ -120,6 +123,32 @@ def test_a_cut_ends_batches_that_read_records_of_its_topic_and_no_others(
             watch.wait(batch)
         # The replay of a batch that was cut off, once the topic is created again.
         assert watch.wait(replace(batch, starts=batch.ends)).offsets == {}
+
+
+def test_a_replay_that_reads_nothing_of_a_cut_topic_may_read_other_topics(
+    topic: ClaimsTopic, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "other"
+    ids = {_TOPIC: [_ID], other: ["B"]}
+    claim = Claim(_EPOCH).next("pod-8", {(_TOPIC, 0): 2, (other, 0): 2}, {}, {_TOPIC: _ID, other: "B"})
+    for lane in range(_LANES):
+        topic.add(lane, claim.found_cut("pod-8", [(_TOPIC, 0)]))
+    both = replace(_batch(1, 2), ends={_TOPIC: {"0": 2}, other: {"0": 2}}, input_ids=ids)
+    skipping = load_settings(None, [f"topics.input={_TOPIC},{other}", "topics.skip_expired=true"], environ={})
+    # The cut topic is created again, and has no records yet.
+    monkeypatch.setattr(checks, "read_bounds", lambda *_: {(_TOPIC, 0): (0, 0), (other, 0): (0, 2)})
+    monkeypatch.setattr(checks, "InputWatch", lambda _: SimpleNamespace(check=lambda _: None))
+    with closing(ClaimWatch(skipping, _LANES, _EPOCH, {}, ids)) as watch:
+        check = OutputCheck(skipping, watch)
+        with pytest.raises(CheckpointMismatch, match="in/0 has lost records"):
+            check.check(both, [])
+        replay = replace(both, starts={_TOPIC: {"0": 2}})
+        watch.wait(replay)
+        check.check(replay, [])
+        # Records of the other topic are lost.
+        monkeypatch.setattr(checks, "read_bounds", lambda *_: {(_TOPIC, 0): (0, 0), (other, 0): (0, 1)})
+        with pytest.raises(CheckpointMismatch, match="other/0 ends at offset 1, but claims have decided"):
+            check.check(replay, [])
 
 
 def test_no_lane_is_taken_over_where_forwarders_are_off(topic: ClaimsTopic, settings: Settings) -> None:
