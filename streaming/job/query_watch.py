@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -55,10 +56,11 @@ class RunningJob:
 class QueryWatch:
     """Checks the clock, the lease, the processes, outages, each batch's progress and its steps while the query runs."""
 
-    def __init__(self, job: RunningJob) -> None:
+    def __init__(self, job: RunningJob, now_s: Callable[[], float] = time.monotonic) -> None:
+        """`now_s` is a monotonic clock, by which an outage is noticed."""
         self._job = job
         self._progress = ProgressWatch(job.query, job.counts)
-        self._outage = OutageWatch(lambda: str(job.query.status["message"]))
+        self._outage = OutageWatch(lambda: str(job.query.status["message"]), now_s)
         self._slow = SlowBatchWatch(lambda: job.counts.running)
 
     def wait(self, stop: SimpleQueue[int]) -> None:
@@ -80,9 +82,14 @@ class QueryWatch:
             if not job.query.isActive:
                 raise cause_of_end(job.query, job.settings, job.lease)
         log.info("stopping after the running batch")
-        self._end()
+        self._stop_query()
+        self._progress.check()
+        problem = job.query.exception()
+        if problem is not None and ServiceStopping.code not in str(problem):
+            raise failure_of(job.query, job.settings)
 
-    def _end(self) -> None:
+    def _stop_query(self) -> None:
+        """End the query after the running batch. Raises what `_check_clock_and_lease` does."""
         job = self._job
         # Spark would log the gate's refusal as a failure of the query.
         self._silence_spark()
@@ -93,22 +100,13 @@ class QueryWatch:
             self._check_clock_and_lease()
             time.sleep(_END_POLL_S)
         job.query.stop()
-        self._progress.check()
-        problem = job.query.exception()
-        if problem is not None and ServiceStopping.code not in str(problem):
-            raise failure_of(job.query, job.settings)
 
     def _check_processes(self) -> None:
         """End the query after the running batch if a release process fails again and again. Raises its error."""
         try:
             self._job.processes.check()
         except DelaylineError:
-            self._job.gate.close()
-            self._job.runner.wake()
-            self._silence_spark()
-            while self._is_in_batch():
-                time.sleep(_END_POLL_S)
-            self._job.query.stop()
+            self._stop_query()
             raise
 
     def _check_clock_and_lease(self) -> None:
