@@ -42,7 +42,7 @@ class Planner:
         self._counts = counts
         # The last batch that began here. What the log had at the start may have been changed since.
         self._begun: PlannedBatch | None = None
-        # What this host's clock showed when the batch began, epoch ms.
+        # What this host's clock showed when the batch's plan was made, epoch ms.
         self._present_ms = 0
 
     def begin(self, batch_id: int) -> tuple[PlannedBatch, BatchSpan]:
@@ -54,20 +54,21 @@ class Planner:
         check_not_ahead(
             planned.clock_ms, f"the clock of batch {batch_id}", self._lease, self._settings.clock.skew_limit
         )
-        self._present_ms = self._present(planned)
         before, self._begun = self._begun, planned
         return planned, self._span(planned, before)
 
     def plan(self, span: BatchSpan) -> BatchPlan:
         """Return the plan of the batch of `span`. Waits for the claims about its records, and records its refusals.
 
-        The next cutoff is chosen by the present clock: a replayed batch has the clock of its first try, and the one
-        after it must not be as far behind. Raises what `ClaimWatch.wait` and `Admission.refusal` do.
+        The next cutoff is chosen by the present clock: a replayed batch has the clock of its first try, and any batch
+        may have waited for long. The one after it must not be as far behind. Raises what `ClaimWatch.wait` and
+        `Admission.refusal` do, and ClockAhead.
         """
         batch_settings = self._settings_history.at(span.batch_id)
         with self._counts.timed("claims"):
             taken = self._claims.wait(span)
         refusal = self._admission.refusal(batch_settings, span, span.clock_ms, taken)
+        self._present_ms = self._present(span.clock_ms)
         return BatchPlan(span, batch_settings, taken, refusal, self._next_cutoff(span.cutoff_ms, self._present_ms))
 
     def is_behind(self, span: BatchSpan) -> bool:
@@ -86,16 +87,16 @@ class Planner:
         planned = self.planned
         if planned is None or self._checkpoint.last_committed() != planned.batch_id:
             return
-        cutoff_ms = self._next_cutoff(planned.cutoff_ms, self._present(planned))
+        cutoff_ms = self._next_cutoff(planned.cutoff_ms, self._present(planned.clock_ms))
         self._lease.check_now()
         self._checkpoint.raise_next_cutoff(planned.batch_id, cutoff_ms)
 
-    def _present(self, planned: PlannedBatch) -> int:
-        """Return what this host's clock shows (epoch ms), or showed to `planned` if it was set back since.
+    def _present(self, shown_ms: int) -> int:
+        """Return what this host's clock shows (epoch ms), or `shown_ms`, which it has shown, if it was set back since.
 
         Raises ClockAhead.
         """
-        present_ms = max(planned.clock_ms, now_ms())
+        present_ms = max(shown_ms, now_ms())
         check_not_ahead(present_ms, "this host's clock", self._lease, self._settings.clock.skew_limit)
         return present_ms
 
