@@ -4,9 +4,10 @@ The driver works as long on a batch of few records as on a large one, so large b
 answers to requests, and messages that no forwarder claims, wait until the running batch ends.
 
 Spark plans a batch by numbers of records, and nothing is known of these records yet. So a batch's size follows from the
-messages of the batches before it. As long as a start knows no message, it takes each for as large as
-`limits.max_message_bytes` allows. If records suddenly get larger, one batch is too large. It takes time and disk space,
-but little more memory: overflow groups bound that (`sources.intake.grouping`). A batch keeps its size in a replay.
+messages of the batches before it. The first batch of a start takes each for as large as `limits.max_message_bytes`
+allows. While forwarders take all records, batches grow from there, up to a bound: otherwise they would fall behind the
+forwarders. If records suddenly get larger, one batch is too large. It takes time and disk space, but little more
+memory: overflow groups bound that (`sources.intake.grouping`). A batch keeps its size in a replay.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pyspark.sql import Row
 from conf.sections import LimitSettings
 from state.buckets.operator import DUE, KEPT, SEALED
 
-# A batch of a backlog may always have so many records, if their size is known.
-_LEAST_OF_BACKLOG = 50_000
+# A batch of a backlog may always have so many records if a start has known a message, and has no more until then.
+_OF_BACKLOG = 50_000
 # What records of unknown size may leave to a batch: it is on disk in less than a minute.
 _UNKNOWN_BYTES = 1024 * 1024 * 1024
 # A batch reads so many times the records of the one before, at most: a backlog may have other records.
@@ -34,7 +35,7 @@ _LEAST_BY_TIME = 20_000
 def first_size(limits: LimitSettings) -> int:
     """Return how many records the first batch of a start may read: no message is known yet."""
     of_any_size = max(1, _UNKNOWN_BYTES // limits.max_message_bytes)
-    return min(limits.messages_per_trigger, _LEAST_OF_BACKLOG, of_any_size)
+    return min(limits.messages_per_trigger, _OF_BACKLOG, of_any_size)
 
 
 class BatchSize:
@@ -42,9 +43,9 @@ class BatchSize:
 
     def __init__(self, limits: LimitSettings, most_bytes: int) -> None:
         """Take the bounds of a batch: the settings, and bytes in memory."""
-        self._most_records, self._most_bytes = limits.messages_per_trigger, most_bytes
-        # How many records a batch of a backlog may have, whatever the batch before has read.
-        self._least = first_size(limits)
+        self._limit, self._most_bytes = limits.messages_per_trigger, most_bytes
+        # How many records a batch of a backlog may have, whatever the batch before has read, and how many at the most.
+        self._least, self._most = first_size(limits), min(self._limit, _OF_BACKLOG)
         # What a batch takes without records, at most.
         self._shortest_s = math.inf
         self.records = self._least
@@ -55,9 +56,9 @@ class BatchSize:
         if not read:
             return
         if record_bytes is not None:
-            self._least = _LEAST_OF_BACKLOG
+            self._least, self._most = _OF_BACKLOG, self._limit
         by_time = _RECORDS_S * read / max(took_s - self._shortest_s, 1e-3)
-        records = min(self._most_records, max(self._least, _GROWTH * read), max(_LEAST_BY_TIME, by_time))
+        records = min(self._most, max(self._least, _GROWTH * read), max(_LEAST_BY_TIME, by_time))
         if record_bytes is not None:
             records = min(records, self._most_bytes / record_bytes)
         self.records = max(1, int(records))

@@ -100,10 +100,13 @@ def test_batches_grow_step_by_step_as_long_as_no_size_is_known() -> None:
     for _ in range(3):
         size.done(size.records, None, _FIXED_S)
         sizes.append(size.records)
-    assert sizes == [1_024, 4_096, 16_384, 65_536]
-    # One message is enough.
-    size.done(10, 200, _FIXED_S)
+    # Not slower than forwarders read, but no batch of hundreds of gigabytes.
+    assert sizes == [1_024, 4_096, 16_384, 50_000]
+    size.done(size.records, None, _FIXED_S)
     assert size.records == 50_000
+    # One message is enough.
+    size.done(50_000, 200, _FIXED_S)
+    assert size.records == 200_000
 
 
 def test_a_batch_without_records_changes_nothing() -> None:
