@@ -51,9 +51,17 @@ class BatchRunner:
     """Runs batches one after the other, in the query's thread."""
 
     def __init__(
-        self, state: Recovered, settings: Settings, lease: HeldLease, claims: ClaimWatch, counts: JobCounts
+        self,
+        state: Recovered,
+        settings: Settings,
+        lease: HeldLease,
+        claims: ClaimWatch,
+        counts: JobCounts,
+        maintains: bool = True,
     ) -> None:
+        """Go on from `state`. Unless it `maintains` the table, that is left to a later runner of the same process."""
         self._lease, self._counts = lease, counts
+        self._maintains = maintains
         self._store, self._catalog, self._guard = state.store, state.catalog, state.guard
         self._origin = state.checkpoint.origin
         # What an earlier try has left: before a merge may replace that.
@@ -257,7 +265,7 @@ class BatchRunner:
         """
         self._cancels.before_batch()
         self._old_claims.before_batch(span)
-        if not span.batch_id:
+        if not span.batch_id or not self._maintains:
             return
         committed = self._origin.bucket_of(span.batch_id - 1), span.previous_ms
         self._maintenance.before_batch(*committed)

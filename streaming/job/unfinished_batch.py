@@ -43,7 +43,8 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
     if recreated := check_input(settings, state):
         read_nothing_of(checkpoint, recreated, planned)
     claims = start_lanes(settings, state, lease)
-    with closing(BatchRunner(state, settings, lease, claims, JobCounts())) as runner:
+    # Maintenance would begin merges that cannot end, and the next runner of this process would use their names again.
+    with closing(BatchRunner(state, settings, lease, claims, JobCounts(), maintains=False)) as runner:
         shard_output = shard_outputs(spark, settings, state.settings_history, input_starts(settings, checkpoint.origin))
         runner.wake()
         query = start_query(shard_output, settings, checkpoint.path, runner.run, only_planned=True)
