@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import pydantic.dataclasses
 from pydantic import TypeAdapter
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap64
 
 from conf.errors import CheckpointMismatch
 from state.checkpoint.batch_settings import BatchSettings
@@ -69,8 +69,7 @@ class Claim:
     - `owner`: who wrote it, for people to read
     - `positions`: the offset of the next undecided record of each partition of the lane; 0 where it lacks one
     - `decided`: how many offsets before its position this claim decides, for the partitions where that is not 0
-    - `taken`: which of these the owner has taken: the distances from the first of them, as a Roaring bitmap in Base64;
-      none of a partition without
+    - `taken`: which of these the owner has taken, as a Roaring bitmap of 64 bits in Base64; none of a partition without
     - `topic_ids`: Kafka's ids of the topics that the positions belong to
     - `leader_epochs`: Kafka's leader epoch of the record just before each position; NO_EPOCH, or no entry, if it is not
       known. It tells that record from another one that gets its offset after a log was cut
@@ -155,13 +154,11 @@ class Claim:
 
     def offsets_taken(self) -> dict[tuple[str, int], BitMap64]:
         """Return the offsets that this claim takes, by topic and partition."""
-        found = {}
-        for topic, bitmaps in self.taken.items():
-            for partition, text in bitmaps.items():
-                first = self.positions[topic][partition] - self.decided[topic][partition]
-                distances = BitMap.deserialize(base64.b64decode(text)).to_array()
-                found[topic, int(partition)] = BitMap64(first + each for each in distances)
-        return found
+        return {
+            (topic, int(partition)): BitMap64.deserialize(base64.b64decode(text))
+            for topic, bitmaps in self.taken.items()
+            for partition, text in bitmaps.items()
+        }
 
     def next(
         self,
@@ -195,10 +192,10 @@ class Claim:
             positions.setdefault(topic, {})[str(partition)] = position
             epochs.setdefault(topic, {})[str(partition)] = leader_epochs.get((topic, partition), NO_EPOCH)
             decided.setdefault(topic, {})[str(partition)] = position - first
-            distances = BitMap(offset - first for offset in taken.get((topic, partition), ()))
-            if distances:
-                distances.run_optimize()
-                bitmaps.setdefault(topic, {})[str(partition)] = base64.b64encode(distances.serialize()).decode()
+            offsets = BitMap64(taken.get((topic, partition), ()))
+            if offsets:
+                offsets.run_optimize()
+                bitmaps.setdefault(topic, {})[str(partition)] = base64.b64encode(offsets.serialize()).decode()
         known = dict(self.topic_ids) | {topic: topic_ids[topic] for topic, _ in reached}
         return replace(
             self,

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyroaring import BitMap
+from pyroaring import BitMap64
 
 # Of an input record: its topic, partition and offset.
 Source = tuple[str, int, int]
@@ -40,9 +40,8 @@ class Forwarded:
             raise ValueError(f"the judge reads claims of format {_FORMAT}, and not {claim['format']}")
         for topic, bitmaps in claim["taken"].items():
             for partition, text in bitmaps.items():
-                first = claim["positions"][topic][partition] - claim["decided"][topic][partition]
-                for distance in BitMap.deserialize(base64.b64decode(text)):
-                    self.sources.add((topic, int(partition), first + distance))
+                offsets = BitMap64.deserialize(base64.b64decode(text))
+                self.sources.update((topic, int(partition), offset) for offset in offsets)
 
     def add_chunk(self, value: bytes, at_ms: int) -> None:
         """Add a record of the near log, an Arrow stream of messages, that was seen there at `at_ms` (epoch ms)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from state.claims import NO_EPOCH, Claim
 from state.decided import Claims
@@ -66,6 +67,14 @@ def test_a_lane_goes_on_behind_deleted_records_and_nowhere_else() -> None:
     assert own.resume({A: 11, B: 2}, 0) == [B]
     assert own.positions == {A: 11, B: 3}
     assert own.next_claim("north").positions == {"in": {"0": 11, "3": 3}}
+
+
+def test_a_lane_takes_records_behind_more_deleted_ones_than_32_bits_before_it_has_claimed_anything() -> None:
+    first, own = 5 * 10**9, lane()
+    assert own.resume({B: first}, 0) == []
+    own.take({B: [first + 3]}, due_before_ms=1, by_s=0)
+    own.read(B, first + 4, 0)
+    assert own.next_claim("north").offsets_taken() == {B: BitMap64([first + 3])}
 
 
 def test_a_claim_waits_for_a_little_more_unless_something_of_it_cannot_wait() -> None:
