@@ -18,7 +18,7 @@ from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics, refused_by
 from sinks.release.expiry import Expiry
 from sinks.release.planned import Planned
-from sinks.release.record_check import RecordCheck, Refusals, batch_bytes, compresses, stub_refused
+from sinks.release.record_check import RecordCheck, Refusals, batch_bytes, compresses
 from sinks.release.records import message_ids
 from sinks.release.reports import Unwritable, topic_gone
 from sinks.release.wall_clock import now_ms
@@ -57,8 +57,8 @@ class Topics:
         self.limits: dict[str, TopicLimits] = {}
         # When the limits of each topic were read, by the monotonic clock.
         self._read_s: dict[str, float] = {}
-        # To be cleared once they are released: each check costs more as long as there are some.
-        self.refused: dict[tuple[str, bytes], Rejected] = {}
+        # See `RecordCheck`. To be cleared once they are released: each check costs more as long as there are some.
+        self.refused: dict[tuple[str, bytes], list[Rejected]] = {}
         # When each topic refused something last, by the monotonic clock.
         self._refusals_s: dict[str, deque[float]] = {}
         # By the topics that have refused timestamps: how far ahead of their due times records are written.
@@ -106,11 +106,8 @@ class Topics:
         return self.limits[topic].shared_bytes if topic in self.limits else NO_LIMIT
 
     def refuse(self, topic: str, identity: bytes, error: Rejected) -> None:
-        """Remember that `topic` refused the record of a message. Raises TopicMismatch if it was a stub."""
-        # A dead letter that is refused is not written again: what comes after it is its stub.
-        if topic == self._dead_letter and (topic, identity) in self.refused:
-            raise stub_refused(topic, identity, error)
-        self.refused[topic, identity] = error
+        """Remember that `topic` refused the record of a message."""
+        self.refused.setdefault((topic, identity), []).append(error)
         if isinstance(error, RecordRefused) and error.cause != "other":
             # To write it later did not help.
             self._ahead_ms.pop(topic, None)
@@ -120,7 +117,7 @@ class Topics:
 
         `written` has the uncompressed bytes of all records of `topic` in the transaction, by message id. No larger one
         is accepted, unless it is compressed better. If the topic refuses often, whatever is above its limit counts as
-        refused, and everything if the limit is not known. Raises TopicMismatch.
+        refused, and everything if the limit is not known.
         """
         for (_, identity), error in refusals.items():
             self.refuse(topic, identity, error)
@@ -141,7 +138,7 @@ class Topics:
         own = messages.filter(pc.equal(messages.column("output_topic"), topic))
         others = RecordRefused(f"{topic} refuses too many records to find each of them. The last one: {error}")
         for identity in message_ids(own).to_pylist():
-            self.refused.setdefault((topic, identity), others)
+            self.refused.setdefault((topic, identity), [others])
 
     def refuses_often(self, topic: str) -> bool:
         """Count a refusal of `topic`, and return whether there were too many lately to look for each record.

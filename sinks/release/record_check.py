@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,13 +47,15 @@ class RecordCheck:
     The producer makes batches of up to `batch_bytes`, for whichever topic; a topic that takes less is a small one.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
+    `refused` has the errors of a topic's refusals by topic and message id. The dead-letter topic may refuse the dead
+    letter of a message and then the stub; and before these the message, if it was an output topic earlier.
     """
 
     limits: Mapping[str, TopicLimits]
     dead_letter: str
     compresses: bool
     batch_bytes: int
-    refused: Refusals
+    refused: Mapping[tuple[str, bytes], Sequence[Rejected]]
     expiry: Expiry
     # The clock by which messages expire, epoch ms: the same for a whole transaction.
     clock_ms: int
@@ -116,25 +118,28 @@ class RecordCheck:
 
         `timestamp_ms` (epoch ms) is that of the input record, and `kind` that of the row (`state.kinds`). A dead letter
         for the topic of a former `topics.dead_letter` keeps its error if that topic refuses it. Raises TopicMismatch if
-        the stub is too large.
+        the stub is too large, or was refused.
         """
         if record.topic in self.stamped_by_due:
             record = record._replace(timestamp_ms=record_due_ms(record))
         # Half of the age, since the broker's clock may be ahead of this one.
         elif record.timestamp_ms < now_ms() - self.limits[record.topic].max_age_ms // 2:
             record = record._replace(timestamp_ms=now_ms())
-        error = self._objection(record, kind)
-        if error is not None and record.topic != self.dead_letter:
-            if kind == DEAD_LETTER:
-                record = record._replace(topic=self.dead_letter, partition=ANY_PARTITION)
-            else:
-                record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
+        error, tried = self._objection(record, kind), 0
+        if error is not None and kind != DEAD_LETTER:
+            # The topic may be the dead-letter topic by now: then its first refusal is the message's.
+            tried = int(record.topic == self.dead_letter)
+            record = as_dead_letter(record, timestamp_ms, self.dead_letter, error)
+            error = self._objection(record, DEAD_LETTER, tried)
+        elif error is not None and record.topic != self.dead_letter:
+            record = record._replace(topic=self.dead_letter, partition=ANY_PARTITION)
             error = self._objection(record, DEAD_LETTER)
         if error is None:
             return record
         stub = as_stub(record)
-        if record_bytes(stub) > self.limits[self.dead_letter].max_bytes:
-            raise stub_refused(self.dead_letter, record_id(stub), error)
+        is_too_large = record_bytes(stub) > self.limits[self.dead_letter].max_bytes
+        if is_too_large or len(self._refusals(stub)) > tried + 1:
+            raise _stub_refused(self.dead_letter, record_id(stub), error)
         return stub
 
     def is_tried(self, record: Record) -> bool:
@@ -147,8 +152,15 @@ class RecordCheck:
         topics = batch.column("output_topic").dictionary_encode()
         return [self.limits[topic] for topic in topics.dictionary.to_pylist()], np.asarray(topics.indices)
 
-    def _objection(self, record: Record, kind: int) -> Rejected | None:
-        """Return why the record's topic refuses it, or None if no reason is known."""
+    def _refusals(self, record: Record) -> Sequence[Rejected]:
+        """Return the errors of what the record's topic refused of its message."""
+        return self.refused.get((record.topic, record_id(record)), ()) if self.refused else ()
+
+    def _objection(self, record: Record, kind: int, tried: int = 0) -> Rejected | None:
+        """Return why the record's topic refuses it, or None if no reason is known.
+
+        The first `tried` refusals of its topic are for the message whose place it takes.
+        """
         topic = record.topic
         limits = self.limits[topic]
         if topic == self.results and kind not in (REQUEST, ANSWER):
@@ -157,8 +169,8 @@ class RecordCheck:
             return expired
         if (closed := self.closed.get(topic)) is not None and record.partition >= closed.partitions:
             return closed.error
-        if self.refused and (known := self.refused.get((topic, record_id(record)))):
-            return known
+        if len(known := self._refusals(record)) > tried:
+            return known[tried]
         if record.key is None and limits.needs_key:
             return RecordRefused(f"the record has no key, and cleanup.policy of {topic} is compact")
         # A dead letter is written in any case: as a stub it would be without its value.
@@ -173,7 +185,7 @@ class RecordCheck:
         return MessageTooLarge(f"the record has {size} bytes, and max.message.bytes of {topic} is {limits.max_bytes}")
 
 
-def stub_refused(topic: str, identity: bytes, error: Rejected) -> TopicMismatch:
+def _stub_refused(topic: str, identity: bytes, error: Rejected) -> TopicMismatch:
     """Return the error for a dead-letter topic that does not even take the stub of the message `identity`."""
     return TopicMismatch(
         f"dead-letter topic {topic} refuses message {identity.decode()} and also a stub of it: {error}. "

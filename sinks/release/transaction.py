@@ -36,6 +36,7 @@ from sinks.release.records import (
 from sinks.release.release_producer import ReleaseProducer
 from sinks.release.reports import Offsets, Refused
 from state.dead_letter import Headers, error_code
+from state.kinds import DEAD_LETTER
 from state.message import split_by_bytes
 from state.order import in_order
 from state.recalled import Recall, partition_of_shard, recall_records
@@ -133,7 +134,8 @@ class TransactionWriter:
         """Return what is written in place of `record`, which was made of a `row` of `part`."""
         published_ms, kind = (part.column(name)[row].as_py() for name in ("timestamp_ms", "kind"))
         admitted = check.admitted(record, published_ms, kind)
-        if admitted.topic != record.topic:
+        # The dead letter of a message may have its topic, if that is the dead-letter topic by now.
+        if admitted.topic != record.topic or (kind != DEAD_LETTER and admitted.headers != record.headers):
             self.replaced[record_id(admitted)] = error_code(admitted.headers)
         return admitted
 

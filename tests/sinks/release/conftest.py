@@ -22,6 +22,7 @@ from sinks.internal_topics.position import Log, Position, read_position, topics_
 from sinks.ready_log.chunk import chunk_record
 from sinks.release import record_check, records, releases, ring, shard, shard_writer, waiting_ids, wall_clock
 from sinks.release.context import ReleaseContext
+from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import MOST_REFUSALS
 from sinks.release.ring import Ring
 from sinks.release.shard import ShardRelease
@@ -44,12 +45,14 @@ _LOG = {"retention.ms": "-1", "max.message.bytes": "100000000"}
 class ReleaseBench:
     """An application with one shard, whose logs the test writes.
 
-    `settings` and `most_refusals` are for the next release process. `broker` is where the topics are read and written.
+    `settings` and `most_refusals` are for the next release process, and `counts` are those of the last one. `broker` is
+    where the topics are read and written.
     """
 
     broker: EmbeddedBroker
     settings: Settings
     most_refusals: int = MOST_REFUSALS
+    counts: ReleaseCounts = field(default_factory=ReleaseCounts)
     prepared: list[ShardRelease] = field(default_factory=list)
     # The offset after the last chunk that was handed over, by log.
     ends: dict[Log, int] = field(default_factory=lambda: dict.fromkeys(Log, 0))
@@ -87,7 +90,9 @@ class ReleaseBench:
 
     def prepare(self) -> ShardRelease:
         """Make a release that is not started."""
-        self.prepared.append(ShardRelease(ReleaseContext(self.settings, "test", most_refusals=self.most_refusals), 0))
+        context = ReleaseContext(self.settings, "test", most_refusals=self.most_refusals)
+        self.counts = context.counts
+        self.prepared.append(ShardRelease(context, 0))
         return self.prepared[-1]
 
     def start(self) -> ShardRelease:

@@ -382,6 +382,36 @@ def test_a_dead_letter_for_a_former_dead_letter_topic_that_refuses_it_keeps_its_
     assert (letter.headers, letter.value, letter.timestamp_ms, letter.stub) == ([("trace", b"7")], b"1", 30, None)
 
 
+def test_a_message_that_the_dead_letter_topic_refuses_becomes_a_stub_with_its_error(
+    visible_or_hidden: ReleaseBench, configure: Configure
+) -> None:
+    bench = visible_or_hidden
+    configure(bench.dead_letter, **{"cleanup.policy": "compact"})
+    # Handed over when the dead-letter topic was an output topic.
+    due = _due(bench.dead_letter, [{}, {"key": None, "headers": headers(("trace", b"7"))}, {}])
+    assert bench.release(due) == 3
+    records = [received(record, 0) for record in bench.read(bench.dead_letter)]
+    assert {record.value for record in records} == {b"0", b"2", None}
+    (letter,) = filter(None, map(read_letter, records))
+    assert (letter.id, letter.code, letter.headers) == ("delayline-in/0/1", "record-refused", [("trace", b"7")])
+    assert letter.stub is not None
+    assert letter.stub.value_bytes == 1
+    assert bench.counts.dead_letters() == {"record-refused": 1}
+    assert [own.messages for own in bench.counts.topics().values()] == [2]
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_message_that_the_dead_letter_topic_refuses_keeps_its_value_if_that_takes_its_dead_letter(
+    bench: ReleaseBench, configure: Configure
+) -> None:
+    configure(bench.dead_letter, **_FEW_SECONDS)
+    assert bench.release(_due(bench.dead_letter, [{}, {"deliver_at_ms": now_ms() - 30_000}, {}])) == 3
+    records = [received(record, 0) for record in bench.read(bench.dead_letter)]
+    assert {record.value for record in records} == {b"0", b"1", b"2"}
+    (letter,) = filter(None, map(read_letter, records))
+    assert (letter.value, letter.code, letter.stub) == (b"1", "record-refused", None)
+
+
 def test_a_message_for_what_is_the_topic_of_answers_by_now_becomes_a_dead_letter(
     bench: ReleaseBench, topic: str
 ) -> None:

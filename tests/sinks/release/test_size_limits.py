@@ -261,13 +261,14 @@ def test_a_dead_letter_topic_that_takes_no_stub_stops_the_release_and_nothing_is
     assert (_values(bench.read(small)), len(bench.read(bench.dead_letter))) == ([b"a", b"b"], 1)
 
 
+@pytest.mark.parametrize("is_output", [False, True])
 def test_a_dead_letter_topic_that_refuses_stubs_unseen_stops_the_release_too(
-    bench: ReleaseBench, small: str, limit: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+    bench: ReleaseBench, small: str, limit: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch, is_output: bool
 ) -> None:
     monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
     limit(bench.dead_letter, 300)
     with pytest.raises(TopicMismatch, match=rf"topic {bench.dead_letter} refuses message delayline-in/0/0 and also"):
-        bench.release(_batch(small, b"x" * 30_000))
+        bench.release(_batch(bench.dead_letter if is_output else small, b"x" * 30_000))
 
 
 def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follows_in_order(
