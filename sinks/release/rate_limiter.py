@@ -30,10 +30,15 @@ class RateLimiter:
     """
 
     def __init__(self, per_second: float, by_topic: Mapping[str, float]) -> None:
-        rates: list[tuple[Rated, float]] = [(None, per_second), *by_topic.items()]
-        self._rates = {name: rate for name, rate in rates if rate}
+        self._per_second = per_second
+        self.limit_topics(by_topic)
         # When the next message may go.
         self._free_at_s: dict[Rated, float] = {}
+
+    def limit_topics(self, by_topic: Mapping[str, float]) -> None:
+        """Limit the output topics of `by_topic` from now on. What is spent already counts by the rates before."""
+        rates: list[tuple[Rated, float]] = [(None, self._per_second), *by_topic.items()]
+        self._rates = {name: rate for name, rate in rates if rate}
 
     @property
     def most_at_once(self) -> Mapping[Rated, int]:

@@ -20,19 +20,19 @@ _RATES_S = 10.0
 
 
 class ShardRates:
-    """The limiter of a shard: another one when the topics with rates of their own have changed."""
+    """The `limiter` of a shard. Its rates change when the topics with rates of their own do."""
 
     def __init__(self, context: ReleaseContext, shard: int, beat: ShardBeat) -> None:
         self._settings = context.settings
         self._closed = context.closed
-        self._shard = shard
+        self._shard, self._shards = shard, context.settings.bucket.shards
         self._beat = beat
         # How many closed topics had been found to take records again when the rates were read.
         self._reopened = 0
         # How many partitions the topics had, whose rates are limited, when these were read.
         self._partitions: Mapping[str, int] = {}
         self._read_s = 0.0
-        self.limiter = self._limiter()
+        self.limiter = RateLimiter(self._settings.release.messages_per_second / self._shards, self._shares())
 
     def read(self) -> None:
         """Read how many partitions the topics have whose rates are limited. Raises BrokerUnreachable."""
@@ -42,7 +42,7 @@ class ShardRates:
         while limited := self._settings.rates.by_topic:
             try:
                 self._partitions = partition_counts(self._settings, limited)
-                self.limiter = self._limiter()
+                self.limiter.limit_topics(self._shares())
                 return
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
@@ -65,7 +65,5 @@ class ShardRates:
                 self.read()
                 return
 
-    def _limiter(self) -> RateLimiter:
-        shards = self._settings.bucket.shards
-        by_topic = shares(self._settings.rates.by_topic, self._partitions, self._shard, shards)
-        return RateLimiter(self._settings.release.messages_per_second / shards, by_topic)
+    def _shares(self) -> dict[str, float]:
+        return shares(self._settings.rates.by_topic, self._partitions, self._shard, self._shards)

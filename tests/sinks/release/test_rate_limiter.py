@@ -7,8 +7,13 @@ import threading
 import pyarrow as pa
 import pytest
 
+from conf.load import load_settings
 from sinks.release import rate_limiter as rate_limiter_module
+from sinks.release import shard_rates
+from sinks.release.context import ReleaseContext
 from sinks.release.rate_limiter import RateLimiter, shares
+from sinks.release.shard_beat import ShardBeat
+from sinks.release.shard_rates import ShardRates
 
 
 class _Clock(threading.Event):
@@ -95,6 +100,19 @@ def test_a_long_wait_says_every_second_that_it_goes_on(clock: _Clock) -> None:
     assert limiter.wait(["a"], clock, lambda: told.append(clock.now_s))
     assert clock.now_s == pytest.approx(200)
     assert len(told) >= 100
+
+
+def test_rates_that_are_read_again_forget_nothing_that_is_spent(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [{"a": 2}, {"a": 1}]
+    monkeypatch.setattr(shard_rates, "partition_counts", lambda *_: counts.pop(0))
+    overrides = ["topics.allowed_outputs=a", "rates.a=1", "release.messages_per_second=100", "bucket.shards=1"]
+    context = ReleaseContext(load_settings(None, overrides, environ={}), "test")
+    rates = ShardRates(context, 0, ShardBeat(0, 1_000, threading.Event()))
+    for _ in range(2):
+        rates.read()
+        _spend(rates.limiter, a=10)
+    assert _wait(rates.limiter, clock, a=1)
+    assert clock.now_s == pytest.approx(100 + 20)
 
 
 def test_what_becomes_a_dead_letter_counts_for_the_dead_letter_topic_alone() -> None:
