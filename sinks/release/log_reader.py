@@ -75,6 +75,8 @@ class LogReader:
             "isolation.level": "read_committed",
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
+            # With a rack, a follower may answer, which has new records later.
+            "client.rack": "",
             "fetch.min.bytes": 1,
             "fetch.error.backoff.ms": 20,
             "queued.max.messages.kbytes": _PREFETCH_KBYTES,

@@ -118,6 +118,11 @@ def test_what_has_come_while_the_rest_was_taken_in_is_read_before_the_reader_is_
         assert_eventually(lambda: list(reader.read(0.05)), 30)
 
 
+def test_no_follower_is_asked_which_has_new_records_later(bench: ReleaseBench) -> None:
+    with LogReader(bench.settings, {**bench.options, "client.rack": "a"}, 0, None) as reader:
+        assert reader._options["client.rack"] == ""
+
+
 def test_a_log_that_cannot_be_read_is_given_up_after_a_time(
     bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
