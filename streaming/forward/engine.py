@@ -160,7 +160,6 @@ class LaneForwarder(PartThread):
         if pause_s > 0:
             time.sleep(pause_s)
         records, reached, stuck = reader.read(_POLL_S if due_s is None else max(0.0, due_s - begun_s))
-        self._retry.end()
         if self._skip_backlog(reader, lane, reached):
             records, reached = [], {}
         now_s = time.monotonic()
@@ -169,6 +168,9 @@ class LaneForwarder(PartThread):
             self._take(lane, records, terms)
         for place, (position, leader_epoch) in reached.items():
             lane.read(place, position, now_s, leader_epoch)
+        # A broker that answers readers may still refuse claims.
+        if lane.has_nothing_to_claim:
+            self._retry.end()
         due_s = lane.claim_due_s
         if due_s is not None and time.monotonic() >= due_s:
             self._write(lane, writer, terms)
@@ -242,6 +244,7 @@ class LaneForwarder(PartThread):
             shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
         writer.write(claim, chunks, partial(self._check_clock, max(self._taken_ms, clock_ms)))
+        self._retry.end()
         failpoint("near-claimed")
         lane.claimed(claim)
         self._taken, self._taken_ms = [], 0

@@ -44,6 +44,8 @@ class Lane:
         # Of the record just before each position.
         self.leader_epochs = {place: claim.leader_epoch(*place, topic_ids[place[0]]) for place in self.positions}
         self._begun = dict(self.positions)
+        # The partitions of which nothing has come yet, neither records nor an end.
+        self._unread = {*self.positions}
         self._ends = dict(self.positions)
         self._taken: dict[Place, list[int]] = {}
         self._due_before_ms = 0
@@ -57,6 +59,7 @@ class Lane:
 
         `leader_epoch` is that of the record just before, if it is known.
         """
+        self._unread.discard(place)
         if position > self.positions[place]:
             self.positions[place], self.leader_epochs[place] = position, leader_epoch
             self._claim_by(now_s + CLAIM_EVERY_S)
@@ -64,6 +67,11 @@ class Lane:
     def has_read(self, place: Place) -> bool:
         """Return whether the lane has gone on in a partition since it was opened."""
         return self.positions[place] > self._begun[place]
+
+    @property
+    def has_nothing_to_claim(self) -> bool:
+        """Whether each partition was read since the lane was opened, and all that is read is claimed."""
+        return not self._unread and self._claim_due_s is None
 
     def resume(self, firsts: Mapping[Place, int], now_s: float) -> list[Place]:
         """Go on at the first offsets that partitions have now, since the lane's records were deleted unread.

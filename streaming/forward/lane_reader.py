@@ -104,7 +104,7 @@ class LaneReader:
                 reached[place] = offset + 1, NO_EPOCH if leader_epoch is None else leader_epoch
             elif error.code() == KafkaError._PARTITION_EOF:
                 # Behind the last record may be offsets without records, such as those of the ends of transactions.
-                if offset > reached.get(place, (0, 0))[0]:
+                if offset > reached.get(place, (-1, NO_EPOCH))[0]:
                     reached[place] = offset, NO_EPOCH
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 stuck.add(place)

@@ -77,6 +77,21 @@ def test_a_lane_takes_records_behind_more_deleted_ones_than_32_bits_before_it_ha
     assert own.next_claim("north").offsets_taken() == {B: BitMap64([first + 3])}
 
 
+def test_a_lane_has_nothing_to_claim_once_each_partition_is_read_and_all_of_it_is_claimed() -> None:
+    own = lane()
+    found = [own.has_nothing_to_claim]
+    # Its end.
+    own.read(A, 10, 0)
+    found.append(own.has_nothing_to_claim)
+    own.read(B, 3, 0)
+    found.append(own.has_nothing_to_claim)
+    own.claimed(own.next_claim("north"))
+    assert [*found, own.has_nothing_to_claim] == [False, False, False, True]
+    empty = Lane(Claim(epoch=1), [A], IDS)
+    empty.read(A, 0, 0)
+    assert empty.has_nothing_to_claim
+
+
 def test_a_claim_waits_for_a_little_more_unless_something_of_it_cannot_wait() -> None:
     own = lane()
     assert own.claim_due_s is None

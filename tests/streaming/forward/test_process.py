@@ -10,11 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from conf.errors import BrokerUnreachable
 from conf.failpoints import FORWARD_POINTS
-from sinks.lanes.writer import LaneTaken
+from sinks.lanes.writer import LaneTaken, LaneWriter
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.claims import JOB
@@ -22,6 +23,7 @@ from state.lanes import lane_of
 from state.order import ORDER
 from state.shards import shard_of
 from streaming.forward.lane import MOST_BEHIND
+from streaming.forward.process import ForwardProcess
 from tests.eventually import assert_eventually
 from tests.streaming.forward.bench import LANES, ForwardBench, ids
 from tests.streaming.forward.conftest import MakeBench
@@ -257,6 +259,22 @@ def test_lanes_are_left_alone_until_they_are_open_and_after_they_are_closed(benc
         bench.write_terms(replace(terms, epoch=2))
         assert_eventually(lambda: bench.decided(p0=6), 20)
     assert bench.forwarded() == ids(bench.input, {0: range(6)})
+
+
+def test_a_forwarder_that_can_read_but_cannot_write_ends_after_the_limit_of_an_outage(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench("kafka.outage_limit=5s")
+    bench.open_lanes()
+    bench.publish(1)
+
+    def refuse(*_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS))
+
+    monkeypatch.setattr(LaneWriter, "write", refuse)
+    given_up_s = time.monotonic() + 60
+    with pytest.raises(BrokerUnreachable, match=r"lane \d: no broker answered for 5 s"):
+        ForwardProcess(bench.settings, "north").run(lambda _: time.monotonic() > given_up_s)
 
 
 def test_terms_with_other_settings_hold_from_then_on(make_bench: MakeBench) -> None:
