@@ -73,12 +73,12 @@ class LaneReader:
         return offset
 
     def end(self, place: Place) -> int:
-        """Return where a partition ends for readers of all records. An open transaction may hide some of these."""
+        """Return where a partition ends for readers of committed records: before the first open transaction."""
         offset: int = self._consumer.get_watermark_offsets(TopicPartition(*place), _END_TIMEOUT_S)[1]
         return offset
 
     def known_end(self, place: Place) -> int:
-        """Return where a partition ended by the last answer of its broker."""
+        """Return where a partition ended by the last answer of its broker, records of open transactions included."""
         offset: int = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)[1]
         return offset
 

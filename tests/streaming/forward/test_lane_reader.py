@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from confluent_kafka import Producer
 
 from conf.kafka.options import librdkafka_options
 from sinks.topics.topic_ids import input_ids
@@ -41,3 +42,19 @@ def test_the_reader_says_that_it_has_reached_the_end_of_an_empty_partition(
 ) -> None:
     bench.publish(2)
     _read(reader, bench, ((bench.input, 0), 2), ((bench.input, 1), 0))
+
+
+def test_an_open_transaction_is_beyond_the_end_but_not_beyond_the_end_in_the_last_answer(
+    bench: ForwardBench, reader: LaneReader
+) -> None:
+    place = (bench.input, 0)
+    bench.publish(2)
+    producer = Producer({"bootstrap.servers": bench.broker.bootstrap, "transactional.id": bench.input})
+    producer.init_transactions()
+    producer.begin_transaction()
+    bench.publish(3, producer=producer)
+    _read(reader, bench, (place, 2), ((bench.input, 1), 0))
+    assert (reader.end(place), reader.known_end(place)) == (2, 5)
+    producer.commit_transaction()
+    # With the mark of the transaction's end.
+    assert_eventually(lambda: reader.end(place) == 6)
