@@ -82,7 +82,7 @@ def peek(
             typer.echo(json_line(message_fields(row)))
             continue
         typer.echo(_line(_cells(row)))
-        if repeat := repeat_fields(row["headers"] or (), row["deliver_at_ms"]):
+        if repeat := repeat_fields(row):
             following = ", ".join(map(str, repeat["next"]))
             typer.echo(f"    repeats {repeat['rule']}, occurrence {repeat['number']}, next {following}")
     if ids and len(rows) < len(set(ids)):

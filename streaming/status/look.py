@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from conf.errors import ZoneMissing
 from conf.instants import instant
 from conf.settings import Settings
 from state.message_ids import ids_of
-from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Occurrence, Schedule
+from state.repeats.schedule import Occurrence, Schedule
 from streaming.status.json_values import text_or_base64
 from streaming.status.messages import selected_messages
 from streaming.status.sealed_rows import ReadLimits
@@ -74,7 +74,7 @@ def look(spark: SparkSession, settings: Settings, wanted: Look, limits: ReadLimi
 def message_fields(row: Mapping[str, Any]) -> dict[str, object]:
     """Return a row of `WAITING_SCHEMA` as JSON values; `delayline peek --help` lists them."""
     headers = list(row["headers"] or ())
-    repeating = repeat_fields(headers, row["deliver_at_ms"])
+    repeating = repeat_fields(row)
     if repeating is not None:
         headers = headers[:-2]
     names = ("id", "place", "deliver_at_ms", "timestamp_ms", "output_topic", "error_code")
@@ -88,22 +88,23 @@ def message_fields(row: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def repeat_fields(headers: Sequence[Any], due_ms: int) -> dict[str, Any] | None:
-    """Return what is shown of a message that waits with `headers`, and is due at `due_ms` (epoch ms), if it repeats.
+def repeat_fields(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what is shown of a row of `WAITING_SCHEMA` that repeats; None for others, and for staged occurrences.
 
     That is its rule, the number of the next occurrence, and the next three instants.
     """
-    if len(headers) < 2 or (headers[-2]["key"], headers[-1]["key"]) != (SCHEDULE_HEADER, NUMBER_HEADER):
+    if not row["repeats"] or row["place"] == "ready":
         return None
-    try:
-        schedule = Schedule.from_bytes(bytes(headers[-2]["value"]))
-        first = Occurrence.from_bytes(bytes(headers[-1]["value"]), due_ms)
-    except (ValueError, TypeError, AttributeError):
-        # A publisher may write headers of these names on a message that does not repeat.
-        return None
+    schedule, first = repeat_of(row)
     try:
         upcoming = schedule.upcoming(first, 3)
     except ZoneMissing:
         # The job's hosts have the zone, and this one does not.
         upcoming = [first]
     return {"rule": str(schedule.rule), "number": first.number, "next": [instant(each.at_ms) for each in upcoming]}
+
+
+def repeat_of(row: Mapping[str, Any]) -> tuple[Schedule, Occurrence]:
+    """Return the schedule of a row of `WAITING_SCHEMA` that repeats and is not staged, and its occurrence."""
+    schedule, number = (bytes(header["value"]) for header in row["headers"][-2:])
+    return Schedule.from_bytes(schedule), Occurrence.from_bytes(number, row["deliver_at_ms"])

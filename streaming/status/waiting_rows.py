@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.table_rows import ArrowFunction
-from state.kinds import is_ask, repeats
+from state.kinds import OCCURRENCE, is_ask, kinds_of, repeats
 from state.message import HEADERS, decode_chunk
 from state.message_ids import Ids, among, id_texts
 
@@ -30,6 +30,9 @@ WAITING_SCHEMA = pa.schema(
         ("output_topic", pa.string()),
         # The code of a dead letter.
         ("error_code", pa.string()),
+        # Whether it is an occurrence of a message that repeats. Unless it is staged, its last two headers have the rule
+        # and its number (`state.repeats.schedule`). Publishers may write headers of these names on any message.
+        ("repeats", pa.bool_()),
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", HEADERS),
@@ -89,6 +92,7 @@ def waiting_rows(messages: pa.Table, place: str, selection: Selection) -> list[p
         "id": id_texts(chosen),
         "place": pa.array(np.full(chosen.num_rows, place, dtype=object), pa.string()),
         "deliver_at": pc.multiply(chosen.column("deliver_at_ms"), 1000).cast(pa.timestamp("us", "UTC")),
+        "repeats": pa.array(repeats(chosen) | (kinds_of(chosen) == OCCURRENCE)),
         "value_bytes": pc.binary_length(chosen.column("value")),
         "is_cut": pa.array(np.zeros(chosen.num_rows, dtype=bool)),
     }
@@ -111,7 +115,6 @@ def _shortened(messages: pa.Table, most_bytes: int) -> dict[str, Any]:
     if headers.nbytes > most_bytes or len(headers.values) > _SHOWN_HEADERS:
         shown = list[list[dict[str, Any]] | None]()
         for row, (whole, is_repeating) in enumerate(zip(headers.to_pylist(), repeats(messages).tolist(), strict=True)):
-            # The last two have the rule and the number of the occurrence (`state.repeats.schedule`).
             end = len(whole or ()) - 2 * is_repeating
             shown.append(None if whole is None else [*_first_headers(whole[:end], most_bytes), *whole[end:]])
             is_cut[row] |= shown[-1] != whole

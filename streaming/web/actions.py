@@ -23,7 +23,7 @@ from conf.settings import Settings
 from sources.canceller import Canceller, asks_for
 from sources.intake.presets import name_messages
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
-from streaming.status.look import Look, repeat_fields
+from streaming.status.look import Look
 from streaming.web.selections import Messages, Selection
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def postpone(
         for piece in _pieces(selection.places):
             for row in messages.look(Look(ids=tuple(piece), limit=len(piece))):
                 # A message that repeats was accepted by a policy before.
-                if row["error_code"] is not None or repeat_fields(row["headers"] or (), row["deliver_at_ms"]):
+                if row["error_code"] is not None or row["repeats"]:
                     continue
                 found += 1
                 publishing.replace(row, row["deliver_at_ms"] + by_ms)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Row
+from typing import Any
 
+import pytest
+
+from state.kinds import MESSAGE, OCCURRENCE, REPEATING
 from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Schedule
 from streaming.status.look import message_fields, repeat_fields
+from streaming.status.waiting_rows import Selection, waiting_rows
+from tests.messages import headers, messages
 
 DUE_MS = 1_798_761_600_000
 
 
-def headers(schedule: Schedule, number: int = 7) -> list[Row]:
-    own = [("x", b"1"), ("delayline-schedule", schedule.to_bytes()), ("delayline-occurrence", b"%d" % number)]
-    return [Row(key=key, value=value) for key, value in own]
+def row(schedule: bytes, kind: int = REPEATING, place: str = "sealed", number: bytes = b"7") -> dict[str, Any]:
+    """Return a row of a look: a message with a header of its own, and those of a schedule."""
+    own = headers(("x", b"1"), ("delayline-schedule", schedule), ("delayline-occurrence", number))
+    (batch,) = waiting_rows(messages([{"kind": kind, "deliver_at_ms": DUE_MS, "headers": own}]), place, Selection())
+    found: list[dict[str, Any]] = batch.to_pylist()
+    return found[0]
 
 
 def test_rule_and_next_three_instants_are_shown_in_place_of_its_headers() -> None:
-    row = Row(
-        id="in/0/1", place="sealed", deliver_at_ms=DUE_MS, timestamp_ms=1, output_topic="out", error_code=None,
-        key=None, value=b"v", headers=headers(Schedule(parse_rule("0 9 * * *", "Europe/Berlin"))),
-    )  # fmt: skip
-    shown = message_fields(row.asDict())
+    shown = message_fields(row(Schedule(parse_rule("0 9 * * *", "Europe/Berlin")).to_bytes()))
     assert shown["headers"] == [["x", "1"]]
     assert shown["repeat"] == {
         "rule": "0 9 * * * (Europe/Berlin)",
@@ -31,19 +35,38 @@ def test_rule_and_next_three_instants_are_shown_in_place_of_its_headers() -> Non
 
 
 def test_no_instant_is_shown_after_the_last_one() -> None:
-    found = repeat_fields(headers(Schedule(Rule(interval_ms=60_000), count=8)), DUE_MS)
+    found = repeat_fields(row(Schedule(Rule(interval_ms=60_000), count=8).to_bytes()))
     assert found is not None
     assert len(found["next"]) == 2
 
 
 def test_zone_that_this_host_does_not_have_is_no_reason_to_show_nothing() -> None:
-    own = headers(Schedule(Rule(cron="0 9 * * *", zone="Europe/Atlantis")))
-    found = repeat_fields(own, DUE_MS)
+    found = repeat_fields(row(Schedule(Rule(cron="0 9 * * *", zone="Europe/Atlantis")).to_bytes()))
     assert found is not None
     assert found["next"] == ["2027-01-01T00:00:00.000Z"]
 
 
-def test_other_messages_may_have_headers_of_these_names() -> None:
-    own = [Row(key="delayline-schedule", value=b"tonight"), Row(key="delayline-occurrence", value=b"1")]
-    assert repeat_fields(own, DUE_MS) is None
-    assert repeat_fields(own[:1], DUE_MS) is None
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"tonight",
+        b'{"every_ms": 0}',
+        b'{"every_ms": "x"}',
+        b'{"cron": "*"}',
+        b'{"cron": "0 0 30 2 *"}',
+        b'{"cron": 5}',
+        Schedule(Rule(interval_ms=60_000)).to_bytes(),
+    ],
+)
+def test_headers_of_these_names_do_not_make_a_message_repeat(forged: bytes) -> None:
+    shown = message_fields(row(forged, MESSAGE))
+    assert shown["repeat"] is None
+    assert shown["headers"] == [
+        ["x", "1"], ["delayline-schedule", forged.decode()], ["delayline-occurrence", "7"]
+    ]  # fmt: skip
+
+
+def test_staged_occurrence_is_shown_with_what_is_delivered() -> None:
+    staged = row(b"their own", OCCURRENCE, "ready")
+    assert (staged["repeats"], message_fields(staged)["repeat"]) == (True, None)
+    assert len(message_fields(staged)["headers"]) == 3  # type: ignore[arg-type]

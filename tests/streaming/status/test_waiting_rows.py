@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from state.kinds import ANSWER, MESSAGE, REPEATING, REQUEST
+from state.kinds import ANSWER, DUE_NOW, MESSAGE, OCCURRENCE, REPEATING, REQUEST
 from state.message_ids import ids_of
 from streaming.status.waiting_rows import ROW_SCHEMA, Selection, waiting_rows
 from tests.messages import messages
@@ -45,6 +45,12 @@ def test_all_conditions_of_a_selection_hold(selection: Selection, offsets: list[
 def test_a_request_is_not_a_message() -> None:
     rows = [{"offset": kind, "kind": kind} for kind in (MESSAGE, REQUEST, ANSWER)]
     assert [row["offset"] for row in _rows(Selection(), *rows)] == [MESSAGE]
+
+
+def test_kind_of_a_message_says_whether_it_repeats() -> None:
+    headers = [{"key": "delayline-schedule", "value": b"{}"}, {"key": "delayline-occurrence", "value": b"1"}]
+    rows = [{"kind": kind, "headers": headers} for kind in (MESSAGE, DUE_NOW, REPEATING, OCCURRENCE)]
+    assert [row["repeats"] for row in _rows(Selection(), *rows)] == [False, False, True, True]
 
 
 def test_whole_messages_are_not_cut() -> None:

@@ -43,7 +43,7 @@ class Waiting:
         headers = [Row(key=name, value=value) for name, value in kept]
         return [
             Row(id="/".join(map(str, place)), topic=place[0], partition=place[1], key=b"k", value=b"v",
-                headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None)
+                headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None, repeats=False)
             for place in wanted.ids or ()
         ]  # fmt: skip
 
