@@ -10,26 +10,41 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
+from conf.rejected import Rejected
+from conf.sections import HeaderSettings
 from conf.settings import Settings
 from sinks.internal_topics.progress import read_progress
 from sinks.topics.input_ends import input_bounds
+from sources.intake.header_columns import Rejections, flatten
 from sources.intake.presets import name_messages
+from sources.intake.repeats import find_repeats
+from state.checkpoint.batch_settings import DelayPolicy, policy_from
+from state.message import HEADERS
+from state.repeats.schedule import (
+    COUNT_HEADER,
+    MISSED_HEADER,
+    REPEAT_HEADER,
+    UNTIL_HEADER,
+    ZONE_HEADER,
+    Schedule,
+)
 from streaming.checkpoint.current import current_checkpoint
 from streaming.processes.drain import drain
+from streaming.status.look import repeat_of
 from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import reader_session
-
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--config", type=Path, help="the settings of the old job")
-parser.add_argument("--to", type=Path, required=True, metavar="CONFIG", help="the settings of the new job")
-arguments = parser.parse_args()
 
 
 def main(old: Settings, new: Settings) -> None:
@@ -46,7 +61,9 @@ def main(old: Settings, new: Settings) -> None:
     drain(old)
     with reader_session(old) as spark:
         check_stopped(spark, old)
-        count = publish(waiting_messages(spark, old), new)
+        waiting = waiting_messages(spark, old)
+        check_repeating(waiting, new)
+        count = publish(waiting, new)
     print(f"{count} messages were published")
 
 
@@ -67,10 +84,33 @@ def check_stopped(spark: SparkSession, old: Settings) -> None:
         sys.exit("the old job was killed in the middle of a batch: start it again, and stop it by SIGTERM")
 
 
+def check_repeating(waiting: DataFrame, new: Settings) -> None:
+    """Exit if the new job would refuse one of the messages that repeat."""
+    of_all, now_ms = policy_from(new.policies.of_all), time.time_ns() // 1_000_000
+    by_topic = {topic: policy_from(policy) for topic, policy in new.policies.by_topic.items()}
+    for row in waiting.where("repeats AND place <> 'ready'").toLocalIterator():
+        policy = by_topic.get(row.topic, of_all)
+        if (error := refusal(moved_headers(row.asDict(), new.headers), policy, new.headers, now_ms)) is not None:
+            sys.exit(
+                f"the new job would refuse {row.id}, which repeats: {error}. Nothing is published. Change "
+                "its policies, or start the old job again, and stop it when it has delivered what is late"
+            )
+
+
+def refusal(
+    headers: list[tuple[str, bytes | None]], policy: DelayPolicy, names: HeaderSettings, now_ms: int
+) -> Rejected | None:
+    """Return why a message that repeats would be refused if it is published now (epoch ms) with `moved_headers`."""
+    rejections = Rejections()
+    pairs = [{"key": name, "value": value} for name, value in headers]
+    repeats = find_repeats(flatten(pa.array([pairs], HEADERS)), 1, policy, (), rejections)
+    dues_ms = np.array([int(value or b"") for name, value in headers if name == names.deliver_at])
+    repeats.first_due(dues_ms, np.ones(1, dtype=bool), np.array([now_ms]), policy, now_ms, rejections)
+    return rejections.errors.get(0)
+
+
 def publish(waiting: DataFrame, new: Settings) -> int:
     """Publish the messages `waiting`, and return how many there were."""
-    headers = new.headers
-    own = {headers.deliver_at, headers.deliver_after, headers.delay_level, headers.deliver_to}
     producer = Producer({**librdkafka_options(new.kafka), "enable.idempotence": True, "linger.ms": 20})
     failed: list[object] = []
     count = 0
@@ -78,12 +118,11 @@ def publish(waiting: DataFrame, new: Settings) -> int:
     for row in waiting.orderBy("topic", "partition", "offset").toLocalIterator():
         if row.place == "ready":
             sys.exit("messages are handed over: was the old job started again meanwhile? Stop it, and begin again")
-        kept = [(header.key, as_bytes(header.value)) for header in row.headers or () if header.key not in own]
-        due = [(headers.deliver_at, b"%d" % row.deliver_at_ms), (headers.deliver_to, row.output_topic.encode())]
+        headers = moved_headers(row.asDict(), new.headers)
         while True:
             try:
                 producer.produce(
-                    row.topic, as_bytes(row.value), as_bytes(row.key), row.partition, headers=[*kept, *due],
+                    row.topic, as_bytes(row.value), as_bytes(row.key), row.partition, headers=headers,
                     on_delivery=lambda error, _: failed.append(error) if error else None,
                 )  # fmt: skip
                 break
@@ -95,10 +134,42 @@ def publish(waiting: DataFrame, new: Settings) -> int:
     return count
 
 
+def moved_headers(row: Mapping[str, Any], names: HeaderSettings) -> list[tuple[str, bytes | None]]:
+    """Return the headers by which the new job, where headers have these `names`, takes a row as it waits."""
+    kept, due_ms, rule = row["headers"] or [], row["deliver_at_ms"], list[tuple[str, bytes]]()
+    if row["repeats"]:
+        schedule, occurrence = repeat_of(row)
+        kept, due_ms, rule = kept[:-2], occurrence.at_ms, repeat_headers(schedule, occurrence.number)
+    own = {*names.delays, names.deliver_to}
+    return [
+        *((header["key"], as_bytes(header["value"])) for header in kept if header["key"] not in own),
+        (names.deliver_at, b"%d" % due_ms),
+        (names.deliver_to, row["output_topic"].encode()),
+        *rule,
+    ]
+
+
+def repeat_headers(schedule: Schedule, number: int) -> list[tuple[str, bytes]]:
+    """Return the headers that ask for the occurrences of `schedule` from this `number` on."""
+    rule = schedule.rule
+    values = {
+        REPEAT_HEADER: rule.cron or f"every {rule.interval_ms}ms",
+        ZONE_HEADER: rule.zone if rule.cron else None,
+        UNTIL_HEADER: schedule.until_ms,
+        COUNT_HEADER: None if schedule.count is None else schedule.count - number + 1,
+        MISSED_HEADER: schedule.missed,
+    }
+    return [(name, str(value).encode()) for name, value in values.items() if value is not None]
+
+
 def as_bytes(value: bytearray | None) -> bytes | None:
     """Return a binary value of Spark as the client takes it."""
     return None if value is None else bytes(value)
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, help="the settings of the old job")
+    parser.add_argument("--to", type=Path, required=True, metavar="CONFIG", help="the settings of the new job")
+    arguments = parser.parse_args()
     main(load_settings(arguments.config), load_settings(arguments.to))

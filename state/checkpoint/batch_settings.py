@@ -167,8 +167,8 @@ def batch_settings_from(
         max_message_bytes=settings.limits.max_message_bytes,
         dead_letter_bytes=dead_letter_bytes,
         presets=settings.presets.by_topic,
-        policy=_policy_from(settings.policies.of_all),
-        policies={topic: _policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
+        policy=policy_from(settings.policies.of_all),
+        policies={topic: policy_from(policy) for topic, policy in settings.policies.by_topic.items()},
         results=settings.results_topic,
         group_bytes=_PARTITION_BYTES * state_partitions(len(shard_keys)) // len(shard_keys),
         input_ids=input_ids or {},
@@ -176,7 +176,8 @@ def batch_settings_from(
     )
 
 
-def _policy_from(policy: Policy) -> DelayPolicy:
+def policy_from(policy: Policy) -> DelayPolicy:
+    """Return what a `policy` of the settings says of delays."""
     return DelayPolicy(
         policy.default_delay,
         policy.fixed_delay,

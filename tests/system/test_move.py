@@ -23,17 +23,25 @@ from tests.system.service import Service
 
 _SCRIPT = Path(__file__).parent.parent.parent / "examples" / "python" / "move.py"
 _COUNT, _LONGEST_S = 600, 100
+# The value of a message that repeats, and how often it comes: for a little longer than that.
+_REPEATING, _EVERY_S, _TIMES = b"%d" % _COUNT, 10, 11
 
 
 def publish(application: Application) -> dict[bytes, int]:
-    """Publish messages due within `_LONGEST_S`, a third to the other topic; return the due time of each value."""
+    """Publish messages due within `_LONGEST_S`, a third to the other topic; return the first due time of each value."""
     producer = Producer({"bootstrap.servers": application.bootstrap})
     dues: dict[bytes, int] = {}
-    for number in range(_COUNT):
+    for number in range(_COUNT + 1):
         stamp_ms, delay_ms = time.time_ns() // 1_000_000, 500 + _LONGEST_S * 1000 * number // _COUNT
         value = b"%d" % number
+        rule: list[tuple[str, str | bytes | None]] = []
+        if value == _REPEATING:
+            delay_ms = _EVERY_S * 1000
+            rule = [("delayline-repeat", b"every %ds" % _EVERY_S), ("delayline-repeat-count", b"%d" % _TIMES)]
+            # So it comes as often, however long nobody delivers.
+            rule.append(("delayline-repeat-missed", b"all"))
         dues[value] = stamp_ms + delay_ms
-        headers: list[tuple[str, str | bytes | None]] = [("deliver-after", b"%dms" % delay_ms), ("own", value)]
+        headers: list[tuple[str, str | bytes | None]] = [("deliver-after", b"%dms" % delay_ms), ("own", value), *rule]
         headers += [("deliver-to", application.other.encode())] if number % 3 == 0 else []
         producer.produce(
             application.input, value, b"k%d" % (number % 7), number % 2, headers=headers, timestamp=stamp_ms
@@ -52,15 +60,16 @@ def move(application: Application, old: Service, new: Service) -> subprocess.Com
 
 
 @pytest.mark.thorough
-@pytest.mark.takes(150)
+@pytest.mark.takes(170)
 def test_what_waits_comes_out_once_and_on_time_in_the_new_cluster(application: Application, tmp_path: Path) -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(quick_broker(tmp_path / "new-broker"))
-        old = Service(application.folder, application.overrides())
+        overrides = application.overrides("policies.repeats=true")
+        old = Service(application.folder, overrides)
         stack.callback(old.kill)
         other_storage = [f"kafka.bootstrap_servers={broker.bootstrap}", f"storage.path={tmp_path / 'new-storage'}"]
         (tmp_path / "new").mkdir()
-        new = Service(tmp_path / "new", _replaced(application.overrides(), other_storage))
+        new = Service(tmp_path / "new", _replaced(overrides, other_storage))
         stack.callback(new.kill)
         received: list[Received] = []
         for service in (old, new):
@@ -70,7 +79,7 @@ def test_what_waits_comes_out_once_and_on_time_in_the_new_cluster(application: A
             stack.callback(Outputs(settings.kafka.bootstrap_servers, topics, received.append).close)
         old.start()
         dues = publish(application)
-        assert_eventually(lambda: accepted(application.checkpoint) == _COUNT, 60)
+        assert_eventually(lambda: accepted(application.checkpoint) == len(dues), 60)
         old.kill()
         old.start()
         assert_eventually(lambda: len(received) > 50, 60)
@@ -79,17 +88,21 @@ def test_what_waits_comes_out_once_and_on_time_in_the_new_cluster(application: A
         refused = move(application, old, enveloped)
         assert refused.returncode == 1
         assert "leave out the preset until the new job has read them" in refused.stderr
+        without = Service(new.folder, _replaced(new.overrides, ["policies.repeats=false"]))
+        refused = move(application, old, without)
+        assert refused.returncode == 1
+        assert "which repeats: bad-repeat: delayline-repeat has no meaning on this topic" in refused.stderr
         moved = move(application, old, new)
         assert moved.returncode == 0, moved.stderr
-        in_old = {record.value for record in received}
+        in_old = {record.value for record in received} - {_REPEATING}
         assert 0 < len(in_old) < _COUNT, "some messages should come out in each cluster"
-        assert moved.stdout == f"{_COUNT - len(in_old)} messages were published\n"
+        assert moved.stdout == f"{_COUNT - len(in_old) + 1} messages were published\n"
         again = move(application, old, new)
         assert (again.returncode, "have records" in again.stderr) == (1, True)
         new.start()
-        assert_eventually(lambda: len(received) >= _COUNT, 120)
+        assert_eventually(lambda: len(received) >= _COUNT + _TIMES, 120)
         assert new.stop() == 0, new.log[-3000:]
-    assert sorted(record.value or b"" for record in received) == sorted(dues)
+    assert sorted(record.value or b"" for record in received) == sorted([*dues, *[_REPEATING] * (_TIMES - 1)])
     for record in received:
         value = record.value or b""
         assert record.topic == (application.other if int(value) % 3 == 0 else application.output)
