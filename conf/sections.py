@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from conf.setting_types import (
     DAY,
@@ -33,6 +33,7 @@ from conf.setting_types import (
     WebAddress,
     WebToken,
     duration,
+    each_once,
     one_of,
     read_list,
 )
@@ -72,7 +73,12 @@ class SparkSettings(OptionTable):
 class TopicSettings(Section):
     """The topics that messages come from and go to. The names of internal topics follow from `application_id`."""
 
-    input: Annotated[tuple[TopicName, ...], BeforeValidator(read_list), Field(min_length=1)] = ("delayline-in",)
+    input: Annotated[
+        tuple[TopicName, ...],
+        BeforeValidator(read_list),
+        Field(min_length=1),
+        AfterValidator(each_once),
+    ] = ("delayline-in",)
     output: TopicName = "delayline-out"
     allowed_outputs: Annotated[tuple[TopicPattern, ...], BeforeValidator(read_list)] = ()
     dead_letter: TopicName = "delayline-dead-letter"

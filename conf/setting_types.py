@@ -129,6 +129,13 @@ def read_list(value: Any) -> Any:
         raise ValueError('a list, written as ["a", "b"] or a,b') from None
 
 
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no name comes twice."""
+    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        raise ValueError(f"each name once, and {twice!r} is there twice")
+    return names
+
+
 Count = Annotated[int, Bounded(1, MOST)]
 ApplicationId = Annotated[str, _matching(r"[a-zA-Z0-9._-]{1,100}", "1 to 100 of a-z, A-Z, 0-9, '.', '_', '-'")]
 TopicName = Annotated[

@@ -160,6 +160,8 @@ def test_spark_keeps_the_case_of_a_variable_that_is_not_in_capitals() -> None:
         ("topics.dead_letter=..", "a topic name"),
         ("topics.input=a,b/c", "a topic name"),
         ("topics.input=", "a list of one or more"),
+        # No client describes it, so no job with it could start.
+        ("topics.input=a,b, a", "each name once, and 'a' is there twice"),
         ('topics.input=["a"', "a list, written as"),
         ("topics.allowed_outputs=a{b}", "a topic name, or a shell pattern"),
         ("application_id=a/b", "1 to 100 of"),
