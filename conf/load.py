@@ -28,7 +28,7 @@ from conf.errors import SettingError
 from conf.kafka.client_properties import with_client_properties
 from conf.kafka.options import check_options
 from conf.secrets import is_secret
-from conf.setting_types import OptionTable
+from conf.setting_types import OptionTable, allowed_by
 from conf.settings import Settings
 
 CONFIG_VARIABLE = "DELAYLINE_CONFIG"
@@ -60,8 +60,6 @@ _KEYS = [name for name in Settings.model_fields if name not in _SECTIONS] + [
 ]
 # The sections whose further keys are names with dots.
 _OPTIONS_OF_CLIENTS = ("kafka", "spark")
-# pydantic's own error types, in the words of `conf.settings`.
-_ALLOWED = {"string_type": "text", "tuple_type": "a list", "too_short": "a list of one or more"}
 
 
 class _Source(NamedTuple):
@@ -249,7 +247,7 @@ def _sentence(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     if kind == "extra_forbidden":
         known = _KEYS if len(path) > 1 else [*_KEYS, *_SECTIONS]
         return f"{key}: unknown setting{_nearest(key, known)}{suffix}"
-    allowed = str(detail["ctx"]["error"]) if kind == "value_error" else _ALLOWED.get(kind, detail["msg"])
+    allowed = allowed_by(detail)
     if not path:
         return allowed
     if path[0] in _SECTIONS and len(path) == 1:

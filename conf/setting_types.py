@@ -22,11 +22,19 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from conf.durations import FORMS, parse_duration_ms
 from conf.secrets import is_secret
 
+# pydantic's own error types, in the words of the checks below.
+_ALLOWED = {
+    "string_type": "text",
+    "tuple_type": "a list",
+    "too_short": "a list of one or more",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+}
 _SERVER = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s,:/@\[\]]+):(\d{1,5})")
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -163,6 +171,13 @@ StoragePath = Annotated[
         "a local path, or a Hadoop URI without credentials (set those in [spark], as spark.hadoop.…)",
     ),
 ]
+
+
+def allowed_by(problem: ErrorDetails) -> str:
+    """Return the allowed values, in words, from an error of pydantic."""
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    return _ALLOWED.get(problem["type"], problem["msg"])
 
 
 class Section(BaseModel):

@@ -16,6 +16,7 @@ from conf.setting_types import (
     HeaderName,
     OptionTable,
     Section,
+    allowed_by,
     duration,
     one_of,
     read_list,
@@ -81,7 +82,7 @@ class PolicySettings(OptionTable, Policy):
                 policies[topic] = Policy(**(self.of_all.model_dump() | table))
             except ValidationError as problem:
                 first = problem.errors()[0]
-                raise ValueError(f"for {topic}.{first['loc'][0]} {first['ctx']['error']}") from None
+                raise ValueError(f"for {topic}.{first['loc'][0]} {allowed_by(first)}") from None
         return policies
 
 

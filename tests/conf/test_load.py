@@ -171,6 +171,9 @@ def test_spark_keeps_the_case_of_a_variable_that_is_not_in_capitals() -> None:
         ("headers.deliver_at=delayline-id", "1 character or more, not beginning with"),
         ("storage.path= ", "a local path"),
         ("levels.delays=1s,soon", "a duration"),
+        ("policies.repeats=maybe", "true or false"),
+        ("policies.repeats=", "true or false"),
+        ("topics.skip_expired=2", "true or false"),
     ],
 )
 def test_an_error_names_key_value_allowed_values_and_origin(override: str, allowed: str) -> None:
@@ -373,6 +376,10 @@ def test_looped_topics_are_refused() -> None:
         ("[policies]\ndelay = '1s'", "[policies]: allowed is default_delay, fixed_delay, max_delay, over_max_delay"),
         ("[policies.delayline-in]\ndelay = '1s'", "or a table of these for a topic, not 'delayline-in' ['delay']"),
         ("[policies.delayline-in]\nmax_delay = '-1s'", "[policies]: allowed is for delayline-in.max_delay a duration"),
+        ("[policies]\nrepeats = 2", "policies.repeats = 2: allowed is true or false"),
+        ("[policies]\nrepeats = []", "policies.repeats = []: allowed is true or false"),
+        ("[policies.delayline-in]\nrepeats = 2", "[policies]: allowed is for delayline-in.repeats true or false"),
+        ("[policies.delayline-in]\nrepeats = 'maybe'", "[policies]: allowed is for delayline-in.repeats true or false"),
         ("[policies]\nmax_waiting = 0", "policies.max_waiting = 0: allowed is a whole number from 1 to"),
         ("[policies.delayline-in]\nmax_waiting = 'few'", "[policies]: allowed is for delayline-in.max_waiting a whole"),
         ("[policies]\nfixed_delay = '367d'", "policies: default_delay and fixed_delay must not exceed"),
