@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -28,6 +29,12 @@ def is_secret(key: str, value: object = "") -> bool:
         or bool(_SECRET_KEY.search(key))
         or (isinstance(value, str) and bool(_SECRET_VALUE.search(value)))
     )
+
+
+def without_login(url: str) -> str:
+    """Return `url` without its user and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def without_secrets(text: str, options: Mapping[str, object]) -> str:

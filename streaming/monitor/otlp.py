@@ -34,6 +34,8 @@ from prometheus_client import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from conf.secrets import without_login
+
 log = logging.getLogger(__name__)
 
 _EVERY_S = 15.0
@@ -60,7 +62,8 @@ class MetricsExport:
         self._every_s = every_s
         self._collector = collector
         self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_s)
-        self._endpoint = endpoint
+        # Everybody may read the newest warnings.
+        self._shown_endpoint = without_login(endpoint)
         self._resource = Resource.create(dict(attributes))
         self._begun_ns = time.time_ns()
         self._fails = False
@@ -99,7 +102,7 @@ class MetricsExport:
         result = self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scope], "")]))
         fails = result is not MetricExportResult.SUCCESS
         if fails and not self._fails:
-            log.warning("%s refuses metrics", self._endpoint)
+            log.warning("%s refuses metrics", self._shown_endpoint)
         self._fails = fails
 
 

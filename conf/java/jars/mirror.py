@@ -15,6 +15,7 @@ from xml.sax.saxutils import quoteattr
 
 from conf.errors import JarsMissing
 from conf.java.jars.jar_lock import list_of
+from conf.secrets import without_login
 
 _ANSWER_TIMEOUT_S = 60
 _REFUSED = (401, 403)
@@ -31,9 +32,8 @@ def ivy_settings(mirror: str, group: str) -> str:
 
     Raises SparkUnsupported, and JarsMissing if the mirror refuses the login, or wants one.
     """
-    url = urlsplit(mirror)
     # Ivy's messages have the URL of each file, so the login is no part of it.
-    root = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    url, root = urlsplit(mirror), without_login(mirror)
     user, password = unquote(url.username or ""), unquote(url.password or "")
     values = {
         "root": root,

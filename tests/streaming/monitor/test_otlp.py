@@ -131,3 +131,13 @@ def test_a_collector_that_is_away_is_one_warning_and_gets_later_counts(
         finally:
             receiver.close()
     assert warnings() <= 2
+
+
+def test_login_of_a_collector_that_is_away_is_not_logged(
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = f"http://me:hunter2@127.0.0.1:{free_port()}/v1/metrics"
+    with caplog.at_level(logging.DEBUG), MetricsExport(endpoint, registry, {}, every_s=0.2, timeout_s=0.5):
+        assert_eventually(lambda: any(record.name == otlp.__name__ for record in caplog.records))
+    assert f"{endpoint.replace('me:hunter2@', '')} refuses metrics" in caplog.text
+    assert "hunter2" not in caplog.text
