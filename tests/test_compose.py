@@ -64,6 +64,12 @@ def test_the_page_asks_all_processes_where_they_listen(services: dict[str, Any])
     assert f"127.0.0.1:9466:{settings.web.address.rpartition(':')[2]}" in services["web"]["ports"]
 
 
+def test_the_job_knows_the_token_of_the_page() -> None:
+    services = YAML(typ="safe").load(COMPOSE.read_text())["services"]
+    tokens = {services[name]["environment"].get("DELAYLINE_WEB__TOKEN") for name in ("job", "web")}
+    assert tokens == {"${DELAYLINE_WEB__TOKEN:-}"}
+
+
 def test_driver_and_workers_see_the_same_storage(services: dict[str, Any]) -> None:
     path = services["job"]["environment"]["DELAYLINE_STORAGE__PATH"]
     mount = f"storage:{path}"
