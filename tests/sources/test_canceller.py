@@ -295,7 +295,7 @@ def test_what_shall_be_due_at_once_is_asked_for_in_the_partition_of_the_message(
 
 @dataclass
 class Faulty:
-    """A producer whose calls go as `plan` says, and a subscriber that gets an answer to each ask of it.
+    """A producer whose calls go as `plan` says, and a subscriber that gets an answer to each ask, with one `reason`.
 
     A plan has for each call None, the error that it raises, or the KafkaError with which the record is not delivered.
     """
@@ -303,6 +303,7 @@ class Faulty:
     plan: list[Exception | KafkaError | None]
     published: list[bytes] = field(default_factory=list)
     polls: int = 0
+    reason: Reason = WITHDRAWN
 
     def produce(self, topic: str, value: None, key: None, partition: int, headers: Any, on_delivery: Any) -> None:
         outcome = self.plan.pop(0)
@@ -323,7 +324,7 @@ class Faulty:
 
     def records(self, timeout_ms: int) -> Iterator[Received]:
         for offset, asked in enumerate(self.published):
-            value = b'{"id": "%s", "result": "cancelled", "reason": "withdrawn"}' % asked
+            value = answer_value(parse_id(asked.decode()), self.reason)
             yield Received("results", 0, offset, 0, asked, value, [(ID_HEADER, b"in/1/%d" % offset)], 0)
 
     def close(self) -> None:
@@ -395,6 +396,22 @@ def test_one_wrong_partition_keeps_all_others_from_being_asked_for(faulty: Calla
     with Canceller(NAMED) as canceller, pytest.raises(UsageError, match="'in/77/5': in has no partition 77, only 0 to"):
         canceller.ask(asks_for(NAMED, ["in/0/5", "in/77/5"], ["call"], "named"))
     assert producer.published == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (Reason.MADE_DUE, 0),
+        (Reason.RELEASED, 3),
+        (Reason.ALREADY_CANCELLED, 3),
+        (Reason.REPEATS, 3),
+        (Reason.UNDECIDED, 4),
+    ],
+)
+def test_exit_code_of_deliver_now_tells_the_result(faulty: Callable[..., Faulty], reason: Reason, code: int) -> None:
+    faulty(None).reason = reason
+    run = CliRunner().invoke(app, ["deliver-now", "in/1/0", "--set", "topics.input=in"], env={"DELAYLINE_CONFIG": None})
+    assert (run.exit_code, run.stdout.split()[1]) == (code, reason.result)
 
 
 def test_the_command_shows_the_answers_before_it_ends_with_the_failure(faulty: Callable[..., Faulty]) -> None:
