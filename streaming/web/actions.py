@@ -20,7 +20,7 @@ from conf.kafka.client_log import client_log
 from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sources.canceller import Canceller, asks_for
+from sources.canceller import Answer, Canceller, asks_for
 from sources.intake.presets import name_messages
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from streaming.status.look import Look
@@ -115,12 +115,16 @@ def postpone(
                 found += 1
                 publishing.replace(row, row["deliver_at_ms"] + by_ms)
             publishing.flush()
-        results = Counter(answer.result for answer in canceller.answers(timeout_ms))
+        results = Counter(_result(answer) for answer in canceller.answers(timeout_ms))
         results[NO_ANSWER] = len(canceller.unanswered)
     results["too-late"] += len(ids) - found
-    results["postponed"] = results.pop("cancelled", 0)
     log.info("%r requested postponement. Answers: %s", operator, dict(+results))
     return dict(+results)
+
+
+def _result(answer: Answer) -> str:
+    # If another request has cancelled the message, its replacement is not accepted.
+    return "postponed" if answer.result == "cancelled" and answer.accepted else answer.result
 
 
 class _Publishing:

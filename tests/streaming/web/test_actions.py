@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, Producer
 from pyspark.sql import Row
 
 from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
+from state.message import ID_HEADER
+from state.message_ids import parse_id
+from state.reasons import Reason
 from streaming.local.broker import EmbeddedBroker
 from streaming.status.look import Look
 from streaming.web import actions
 from streaming.web.selections import Messages, Selection
+from tests.messages import answer_value
 from tests.sinks.committed_records import committed
 
 _DUE_MS = 1_900_000_000_000
@@ -31,19 +36,26 @@ def settings(settings: Settings, caplog: pytest.LogCaptureFixture) -> Settings:
 
 
 class Waiting:
-    """Stands in for what waits: a message that was postponed before, and has headers of its own."""
+    """Stands in for what waits: messages that were postponed before, and have headers of their own.
 
-    def __init__(self, settings: Settings) -> None:
-        self.places = [(settings.topics.input[0], 0, number) for number in (7, 8)]
+    `on_look` is called with the ids of each look before that answers. `repeats` are offsets.
+    """
+
+    def __init__(self, settings: Settings, count: int = 2) -> None:
+        self.places = [(settings.topics.input[0], 0, number) for number in range(7, 7 + count)]
         self._output = settings.topics.output
+        self.on_look: Callable[[list[str]], None] = lambda _: None
+        self.repeats: set[int] = set()
 
     def look(self, wanted: Look) -> list[Row]:
+        self.on_look(["/".join(map(str, place)) for place in wanted.ids or ()])
         kept = [("operator", b"their own"), ("deliver-at", b"1"), ("delayline-if", b"always"),
                 ("delayline-operator", b"Bob")]  # fmt: skip
         headers = [Row(key=name, value=value) for name, value in kept]
         return [
             Row(id="/".join(map(str, place)), topic=place[0], partition=place[1], key=b"k", value=b"v",
-                headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None, repeats=False)
+                headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None,
+                repeats=place[2] in self.repeats)
             for place in wanted.ids or ()
         ]  # fmt: skip
 
@@ -105,3 +117,32 @@ def test_a_postponement_is_recorded_in_the_log_and_in_its_answer(
         f"'Ada Löwe' requests postponement by 1 h of 2 messages: {ids[0]} {ids[1]}",
         "'Ada Löwe' requested postponement. Answers: {'unanswered': 2}",
     ]
+
+
+def postpone(settings: Settings, waiting: Waiting, timeout_ms: int = 1) -> dict[str, int]:
+    selection = Selection("x", waiting.places, _DUE_MS, 0.0)
+    return actions.postpone(settings, cast(Messages, waiting), selection, _HOUR_MS, "Ada", timeout_ms)
+
+
+def test_only_a_message_with_an_accepted_replacement_is_postponed(broker: EmbeddedBroker, settings: Settings) -> None:
+    waiting = Waiting(settings)
+    reasons = {Reason.WITHDRAWN: True, Reason.ALREADY_CANCELLED: False}
+
+    def answer(ids: list[str]) -> None:
+        # The topic is new: so the ids of the replacements are known before they are published.
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for offset, (asked, (reason, accepted)) in enumerate(zip(ids, reasons.items(), strict=True)):
+            own = f"{settings.topics.input[0]}/0/{offset}"
+            value = answer_value(parse_id(asked), reason, parse_id(own), accepted=accepted)
+            producer.produce(settings.results_topic, value, headers=[(ID_HEADER, own.encode())])
+        producer.flush()
+
+    waiting.on_look = answer
+    assert postpone(settings, waiting, timeout_ms=20_000) == {"postponed": 1, "cancelled": 1}
+
+
+def test_a_message_that_repeats_is_not_postponed(broker: EmbeddedBroker, settings: Settings) -> None:
+    waiting = Waiting(settings)
+    waiting.repeats = {8}
+    assert postpone(settings, waiting) == {actions.NO_ANSWER: 1, "too-late": 1}
+    assert len(_published(broker, settings)) == 1
