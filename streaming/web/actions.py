@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conf.durations import format_duration
-from conf.errors import PublishFailed, UsageError
+from conf.errors import DelaylineError, PublishFailed, UsageError
 from conf.kafka.client_log import client_log
 from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
@@ -60,14 +60,23 @@ def _requested(
     with Canceller(settings) as canceller:
         canceller.ask(asks_for(settings, ids, header=header), [(OPERATOR_HEADER, operator.encode())])
         results: Counter[str] = Counter()
-        try:
-            for answer in canceller.answers(timeout_ms):
-                results[answer.result] += 1
-        finally:
-            # Some are answered even if not all requests could be published.
-            results[NO_ANSWER] = len(canceller.unanswered)
-            log.info("%r requested %s. Answers: %s", operator, action, dict(+results))
+        _count_answers(canceller, results, operator, action, timeout_ms)
     return dict(+results)
+
+
+def _count_answers(canceller: Canceller, results: Counter[str], operator: str, action: str, timeout_ms: int) -> None:
+    """Add the answers to `results`, and log these. Some come even if not all requests could be published."""
+    try:
+        for answer in canceller.answers(timeout_ms):
+            results[_result(answer)] += 1
+    finally:
+        results[NO_ANSWER] = len(canceller.unanswered)
+        log.info("%r requested %s. Answers: %s", operator, action, dict(+results))
+
+
+def _result(answer: Answer) -> str:
+    # If another request has cancelled the message, its replacement is not accepted.
+    return "postponed" if answer.result == "cancelled" and answer.accepted else answer.result
 
 
 def postpone(
@@ -104,27 +113,26 @@ def postpone(
                 f"the last of these messages would wait for longer than the allowed {format_duration(policy.max_delay)}"
             )
     log.info("%r requests postponement by %s of %s", operator, format_duration(by_ms), _described(ids))
+    results: Counter[str] = Counter()
     with Canceller(settings) as canceller:
         publishing = _Publishing(settings, canceller, operator)
-        found = 0
-        for piece in _pieces(selection.places):
-            for row in messages.look(Look(ids=tuple(piece), limit=len(piece))):
+        try:
+            for piece in _pieces(selection.places):
+                rows = messages.look(Look(ids=tuple(piece), limit=len(piece)))
                 # A message that repeats was accepted by a policy before.
-                if row["error_code"] is not None or row["repeats"]:
-                    continue
-                found += 1
-                publishing.replace(row, row["deliver_at_ms"] + by_ms)
-            publishing.flush()
-        results = Counter(_result(answer) for answer in canceller.answers(timeout_ms))
-        results[NO_ANSWER] = len(canceller.unanswered)
-    results["too-late"] += len(ids) - found
-    log.info("%r requested postponement. Answers: %s", operator, dict(+results))
+                waiting = [row for row in rows if row["error_code"] is None and not row["repeats"]]
+                for row in waiting:
+                    publishing.replace(row, row["deliver_at_ms"] + by_ms)
+                publishing.flush()
+                results["too-late"] += len(piece) - len(waiting)
+        except DelaylineError as problem:
+            raise type(problem)(
+                f"{problem.args[0]}. Postponement of {publishing.published} of {len(ids)} messages was requested "
+                "before: the log has the answers"
+            ) from problem
+        finally:
+            _count_answers(canceller, results, operator, "postponement", timeout_ms)
     return dict(+results)
-
-
-def _result(answer: Answer) -> str:
-    # If another request has cancelled the message, its replacement is not accepted.
-    return "postponed" if answer.result == "cancelled" and answer.accepted else answer.result
 
 
 class _Publishing:
@@ -137,9 +145,14 @@ class _Publishing:
         own = {**NO_SIZE_LIMIT, "acks": "all", "enable.idempotence": True}
         self._producer = Producer({**librdkafka_options(settings.kafka), **own}, logger=client_log(log))
         self._failure: KafkaError | None = None
+        # How many are published.
+        self.published = 0
 
     def replace(self, row: Mapping[str, Any], deliver_at_ms: int) -> None:
-        """Publish the message `row` again, due at `deliver_at_ms`, in place of the one that waits."""
+        """Publish the message `row` again, due at `deliver_at_ms`, in place of the one that waits.
+
+        Publishes nothing if one before it has failed.
+        """
         names = self._settings.headers
         own = {*names.delays, names.deliver_to, CONDITION_HEADER, OPERATOR_HEADER}
         headers: list[tuple[str, str | bytes | None]] = [
@@ -149,7 +162,7 @@ class _Publishing:
             (REPLACES_HEADER, row["id"]),
             (OPERATOR_HEADER, self._operator),
         ]
-        while True:
+        while self._failure is None:
             try:
                 self._producer.produce(
                     row["topic"],
@@ -163,7 +176,7 @@ class _Publishing:
                 # The queue is full of bytes.
                 self._producer.poll(0.1)
             except KafkaException as problem:
-                raise PublishFailed(f"{row['topic']}: {problem}") from problem
+                self._failure = problem.args[0]
             else:
                 break
         self._producer.poll(0)
@@ -179,6 +192,7 @@ class _Publishing:
         if error is not None:
             self._failure = self._failure or error
             return
+        self.published += 1
         self._canceller.expect(f"{message.topic()}/{message.partition()}/{message.offset()}", asked)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 from confluent_kafka import Message, Producer
 from pyspark.sql import Row
 
+from conf.errors import PublishFailed, StorageFailed
 from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from state.message import ID_HEADER
@@ -38,13 +40,14 @@ def settings(settings: Settings, caplog: pytest.LogCaptureFixture) -> Settings:
 class Waiting:
     """Stands in for what waits: messages that were postponed before, and have headers of their own.
 
-    `on_look` is called with the ids of each look before that answers. `repeats` are offsets.
+    `on_look` is called with the ids of each look before that answers. `values` and `repeats` are by offset.
     """
 
     def __init__(self, settings: Settings, count: int = 2) -> None:
         self.places = [(settings.topics.input[0], 0, number) for number in range(7, 7 + count)]
         self._output = settings.topics.output
         self.on_look: Callable[[list[str]], None] = lambda _: None
+        self.values: dict[int, bytes] = {}
         self.repeats: set[int] = set()
 
     def look(self, wanted: Look) -> list[Row]:
@@ -53,7 +56,8 @@ class Waiting:
                 ("delayline-operator", b"Bob")]  # fmt: skip
         headers = [Row(key=name, value=value) for name, value in kept]
         return [
-            Row(id="/".join(map(str, place)), topic=place[0], partition=place[1], key=b"k", value=b"v",
+            Row(id="/".join(map(str, place)), topic=place[0], partition=place[1], key=b"k",
+                value=self.values.get(place[2], b"v"),
                 headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None,
                 repeats=place[2] in self.repeats)
             for place in wanted.ids or ()
@@ -146,3 +150,35 @@ def test_a_message_that_repeats_is_not_postponed(broker: EmbeddedBroker, setting
     waiting.repeats = {8}
     assert postpone(settings, waiting) == {actions.NO_ANSWER: 1, "too-late": 1}
     assert len(_published(broker, settings)) == 1
+
+
+def _answers(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the answers in each line of the log that has any."""
+    lines = (record.getMessage().partition("'Ada' requested postponement. Answers: ") for record in caplog.records)
+    return [answers for _, found, answers in lines if found]
+
+
+def test_a_look_that_fails_does_not_hide_what_was_postponed_before(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting, looks = Waiting(settings, 201), list[int]()
+
+    def fail_later(ids: list[str]) -> None:
+        looks.append(len(ids))
+        if len(looks) > 1:
+            raise StorageFailed("it is away")
+
+    waiting.on_look = fail_later
+    with pytest.raises(StorageFailed, match=r"it is away\. Postponement of 200 of 201 messages was requested before"):
+        postpone(settings, waiting)
+    assert _answers(caplog) == ["{'unanswered': 200}"]
+
+
+def test_a_replacement_that_the_broker_refuses_does_not_hide_the_others(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = Waiting(settings, 3)
+    waiting.values[8] = random.randbytes(2_000_000)
+    with pytest.raises(PublishFailed, match=r"Postponement of [0-2] of 3 messages was requested before"):
+        postpone(settings, waiting)
+    assert len(_answers(caplog)) == 1
