@@ -16,8 +16,11 @@ from conf.kafka.headers import RecordHeaders
 from state.answers import Undecided
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.kinds import REQUEST, kinds_of
-from state.message import encode_chunk
+from state.message import decode_chunk, encode_chunk
 from state.order import OrderKey, key_of
+
+# Of a record: None if a name among them is not UTF-8.
+Headers = Sequence[tuple[str, str | bytes | None]] | Mapping[str, str | bytes | None] | None
 
 _HEADER = "delayline-chunk"
 # Of the requests in a chunk for messages to be due at once, and of these messages if all are as large as they may be.
@@ -69,17 +72,32 @@ def with_few_deliveries(messages: pa.Table, most: int) -> Iterator[pa.Table]:
     yield from (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 
-def summary_of(
-    headers: Sequence[tuple[str, str | bytes | None]] | Mapping[str, str | bytes | None] | None, place: str
-) -> ChunkSummary:
+def is_chunk(headers: Headers) -> bool:
+    """Return whether a record with these headers is a chunk. Others are from another writer, and hold no messages."""
+    return _HEADER in dict(headers or ())
+
+
+def summary_of(headers: Headers, place: str) -> ChunkSummary:
     """Read the summary of a chunk from its record's headers.
 
-    Raises FormatMismatch, and ReadyLogLost, with `place`, if there is no summary.
+    Raises FormatMismatch, and ReadyLogLost, with `place`, if it cannot be read.
     """
-    for name, value in dict(headers or ()).items():
-        if name == _HEADER and value is not None:
-            try:
-                return _FORMAT.read(value)
-            except ValueError as problem:
-                raise ReadyLogLost(f"{place} is not a chunk of this Delayline version: {problem}") from problem
-    raise ReadyLogLost(f"{place} was not written by Delayline. Only the job may write to the ready log")
+    try:
+        return _FORMAT.read(dict(headers or ()).get(_HEADER) or b"")
+    except ValueError as problem:
+        raise _damaged(place, problem) from problem
+
+
+def messages_of(payload: bytes, place: str) -> pa.Table:
+    """Return the messages of a chunk, in delivery order. Raises ReadyLogLost, with `place`, if they cannot be read."""
+    try:
+        return decode_chunk(payload)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as problem:
+        raise _damaged(place, problem) from problem
+
+
+def _damaged(place: str, problem: Exception) -> ReadyLogLost:
+    return ReadyLogLost(
+        f"{place} is not a chunk of this Delayline version: {problem}. Its messages are lost. `delayline repair "
+        "--ready-log` skips the record, and prints how many they are"
+    )

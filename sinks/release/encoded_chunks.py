@@ -15,9 +15,8 @@ import pyarrow as pa
 from sortedcontainers import SortedKeyList, SortedList
 
 from sinks.internal_topics.position import Log, Place
-from sinks.ready_log.chunk import ChunkSummary
+from sinks.ready_log.chunk import ChunkSummary, messages_of
 from sinks.release.waiting_ids import ChunkIds
-from state.message import decode_chunk
 from state.order import OrderKey, count_before
 
 # Missing chunks to read at a time.
@@ -45,9 +44,9 @@ class Chunk:
         return self.first, self.place
 
     def decoded(self) -> pa.Table:
-        """Return the messages. The payload must be there."""
+        """Return the messages. The payload must be there. Raises ReadyLogLost if it cannot be read."""
         assert self.payload is not None
-        messages = decode_chunk(self.payload)
+        messages = messages_of(self.payload, f"the record of the {self.place.log} log at offset {self.place.offset}")
         return messages if self.first == self.summary.first else messages.slice(count_before(messages, self.first))
 
 

@@ -25,7 +25,7 @@ from conf.kafka.rights import is_refusal, right_missing, right_named
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
-from sinks.ready_log.chunk import ChunkSummary, summary_of
+from sinks.ready_log.chunk import ChunkSummary, is_chunk, summary_of
 from sinks.topics.topic_ids import topic_id
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,8 @@ class LogReader:
     def read(self, timeout_s: float) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
         """Yield place, summary and payload of the chunks that have come; wait for the first one up to `timeout_s`.
 
-        Raises ReadyLogLost, RightMissing; KafkaException after all that has come, so that the caller may go on later.
+        Ignores records of other writers, with a warning. Raises ReadyLogLost, RightMissing, FormatMismatch;
+        KafkaException after all that has come, so that the caller may go on later.
         """
         if self._answer_by_s is None:
             self._follow_at_ends()
@@ -110,10 +111,10 @@ class LogReader:
         if first is None:
             return
         failure: KafkaException | None = None
+        foreign: list[Place] = []
         for message in (first, *consumer.consume(_MOST_AT_ONCE, 0)):
             if _is_eof(message):
-                log = self._log_of(message)
-                self.ends[log] = message.offset() or 0
+                self.ends[self._log_of(message)] = message.offset() or 0
                 continue
             try:
                 if not self._is_record(message):
@@ -121,10 +122,18 @@ class LogReader:
             except KafkaException as problem:
                 failure = failure or problem
                 continue
-            place = self._place_of(message)
-            summary = summary_of(read_headers(message), self._name(place))
+            place, headers = self._place_of(message), read_headers(message)
             self.ends[place.log] = place.offset + 1
-            yield place, summary, message.value() or b""
+            if is_chunk(headers):
+                yield place, summary_of(headers, self._name(place)), message.value() or b""
+            else:
+                foreign.append(place)
+        if foreign:
+            log.warning(
+                "ignoring %d records that Delayline did not write, beginning with %s. They hold no messages. "
+                "Only Delayline may write to this topic",
+                len(foreign), self._name(foreign[0]),
+            )  # fmt: skip
         if failure is not None:
             raise failure
 

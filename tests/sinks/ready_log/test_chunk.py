@@ -1,4 +1,4 @@
-"""The record of a chunk, and the refusal of records that are none."""
+"""The record of a chunk, and the refusal of records that cannot be read as one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from conf.errors import FormatMismatch, ReadyLogLost
-from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
+from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, is_chunk, messages_of, summary_of
 from state.message import decode_chunk
 from state.order import OrderKey, in_order, keys_of
 from tests.message_rows import ROWS
@@ -43,24 +43,31 @@ def test_a_summary_is_found_among_other_headers() -> None:
     assert summary_of(headers, "here") == ChunkSummary(0, OrderKey(1, "in", 0, 0), OrderKey(2, "in", 0, 1), 2, 100)
 
 
-@pytest.mark.parametrize("headers", [None, [], [("trace", b"1")], [("delayline-chunk", None)]])
-def test_a_record_of_another_writer_is_refused(headers: RecordHeaders | None) -> None:
-    with pytest.raises(ReadyLogLost, match="app-ready/0 at offset 7 was not written by Delayline"):
-        summary_of(headers, "app-ready/0 at offset 7")
+@pytest.mark.parametrize("headers", [None, [], [("trace", b"1")]])
+def test_a_record_of_another_writer_is_not_a_chunk(headers: RecordHeaders | None) -> None:
+    assert not is_chunk(headers)
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        b"", b"x", b"\xff", b"7", b"null", b"{}",
+        None, b"", b"x", b"\xff", b"7", b"null", b"{}",
         *(json.dumps(_SUMMARY | change).encode() for change in (
             {"more": 1}, {"first": None}, {"last": [1, "in", 0]}, {"count": "2"}, {"nbytes": 1.5},
         )),
     ],
 )  # fmt: skip
-def test_a_header_that_is_no_summary_is_refused(value: bytes) -> None:
+def test_a_header_that_is_no_summary_is_refused(value: bytes | None) -> None:
+    assert is_chunk([("delayline-chunk", value)])
     with pytest.raises(ReadyLogLost, match="here is not a chunk of this Delayline version"):
         summary_of([("delayline-chunk", value)], "here")
+
+
+@pytest.mark.parametrize("cut", [0, 2, 100, -100])
+def test_a_chunk_that_was_cut_is_refused_by_its_place(cut: int) -> None:
+    value, _ = chunk_record(messages([{}]))
+    with pytest.raises(ReadyLogLost, match=r"here is not a chunk .* Its messages are lost. .*repair --ready-log"):
+        messages_of(value[:cut], "here")
 
 
 def test_a_chunk_of_another_format_names_both() -> None:

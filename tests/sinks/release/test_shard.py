@@ -18,9 +18,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from conf.errors import CheckpointMismatch, DelaylineError, ReadyLogLost
 from conf.load import load_settings
 from sinks.internal_topics.position import Log, Position, position_key, topics_of
+from sinks.ready_log.chunk import RecordHeaders, chunk_record
 from sinks.release import shard as shard_module
 from sinks.release import shard_rates
 from sinks.release.context import ReleaseContext
+from sinks.release.log_end import unreleased
 from sinks.release.pending import Pending
 from sinks.release.planned import Planned
 from sinks.release.rate_limiter import RateLimiter
@@ -434,9 +436,9 @@ def _delete(bench: ReleaseBench, end: int, log: Log = Log.READY) -> None:
         answer.result()
 
 
-def _produce(bench: ReleaseBench, topic: str, value: bytes) -> None:
+def _produce(bench: ReleaseBench, topic: str, value: bytes, headers: RecordHeaders | None = None) -> None:
     producer = Producer(dict(bench.options))
-    producer.produce(topic, value, position_key(0), 0)
+    producer.produce(topic, value, position_key(0), 0, headers=headers)
     assert producer.flush(60) == 0
 
 
@@ -466,8 +468,13 @@ def _gone_end(bench: ReleaseBench) -> None:
     _produce(bench, bench.settings.position_topic, beyond.to_bytes())
 
 
-def _foreign_record(bench: ReleaseBench) -> None:
-    _produce(bench, bench.settings.ready_topic, b"{}")
+def _damaged_summary(bench: ReleaseBench) -> None:
+    _produce(bench, bench.settings.ready_topic, b"{}", [("delayline-chunk", b"{}")])
+
+
+def _damaged_chunk(bench: ReleaseBench) -> None:
+    _, headers = chunk_record(_due(bench, [1], first=1))
+    _produce(bench, bench.settings.ready_topic, b"{}", headers)
 
 
 def _foreign_position(bench: ReleaseBench) -> None:
@@ -482,7 +489,8 @@ def _foreign_position(bench: ReleaseBench) -> None:
         (_gone_near_records, ReadyLogLost, r"-near/0 begins at offset 1, but is released only up to 0\."),
         (_both_lost, ReadyLogLost, r"-ready/0 begins at offset 2, .* 1; \S+-near/0 begins at offset 1, .* 0\."),
         (_gone_end, ReadyLogLost, r"/0 ends at offset 1, but was already read up to 100\."),
-        (_foreign_record, ReadyLogLost, r"/0 at offset 1 was not written by Delayline"),
+        (_damaged_summary, ReadyLogLost, r"/0 at offset 1 is not a chunk .* no format number.* repair --ready-log"),
+        (_damaged_chunk, ReadyLogLost, r"the ready log at offset 1 is not a chunk .* repair --ready-log"),
         (_foreign_position, CheckpointMismatch, r"which is not a position of this Delayline version"),
     ],
 )
@@ -498,6 +506,27 @@ def test_a_ready_log_that_does_not_fit_its_position_is_not_released(
     release_error = str(release.error)
     assert re.search(text, release_error)
     assert _released(bench) == [0]
+
+
+def test_records_of_other_writers_are_ignored_by_name_and_all_chunks_around_them_are_released(
+    bench: ReleaseBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = bench.settings
+    for number, log in enumerate(Log):
+        bench.hand_over(_due(bench, [1], first=2 * number), log=log)
+        foreign: list[RecordHeaders | None] = [None, [("trace", b"1")]]
+        for headers in foreign:
+            _produce(bench, topics_of(settings)[log], b"{}", headers)
+        bench.hand_over(_due(bench, [1], first=2 * number + 1), log=log)
+        _produce(bench, topics_of(settings)[log], b"{}")
+        # The position goes on to the end of the log, behind the last one.
+        bench.ends[log] += 1
+    assert bench.release() == 4
+    assert sorted(_released(bench)) == [0, 1, 2, 3]
+    assert unreleased(settings, bench.options, [0]) == []
+    warnings = [record for record in caplog.records if "did not write" in record.getMessage()]
+    assert re.search(r"beginning with \S+-(ready|near)/0 at offset 1\. ", warnings[0].getMessage())
+    assert sum(cast(tuple[int, str], record.args)[0] for record in warnings) == 6
 
 
 def test_a_ready_log_whose_records_are_deleted_before_they_are_read_again_is_lost(
