@@ -57,7 +57,14 @@ from streaming.checkpoint.handover import (
 )
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
-from streaming.operations.reread import recalled_messages, refuse_cut, reread_range, taken_records, warn_of_left_out
+from streaming.operations.reread import (
+    decided_offsets,
+    recalled_messages,
+    refuse_cut,
+    reread_range,
+    taken_records,
+    warn_of_left_out,
+)
 from streaming.operations.rest import Rest
 from streaming.operations.schedules import Superseded, as_holders, as_left_rows, left_in_table, superseded_in
 from streaming.operations.table_contents import (
@@ -125,7 +132,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     5. Switch over to the new checkpoint.
     """
     # 1. Read the markers.
-    close_lanes(settings, lease.check_now)
+    claims = [writer.claim for writer in close_lanes(settings, lease.check_now).values()]
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     drain(settings)
     handed_over = newest_checkpoint(read_markers(settings))
@@ -167,7 +174,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     recalled = recalled_messages(settings, handed_over)
     none = BitMap64()
     seen = {source: index.offsets_of(*source) | stored.get(source, none) for source in bounds}
-    starts, ends = reread_range(bounds, handed_over, seen, gone)
+    present = input_ids(settings)
+    decided = decided_offsets(bounds, claims, present, handed_over.origin.epoch)
+    starts, ends = reread_range(bounds, handed_over, seen, decided, gone)
     done = without_ids(not_there, moved.perhaps_left)
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
     taken = taken_records(settings, handed_over, starts, ends, gone)
@@ -189,7 +198,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         # What waits below the cutoff is sealed again, without those that wait no more.
         cutoff_ms=max(handed_over.cutoff_ms, superseded.end_ms),
         offsets=ends,
-        input_ids=with_left_out(with_present(known, input_ids(settings)), settings.topics.input, handed_over.ends),
+        input_ids=with_left_out(with_present(known, present), settings.topics.input, handed_over.ends),
         epoch=handed_over.origin.epoch,
     )
     # 4. Seal the rest.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 
 from pyroaring import BitMap64
@@ -14,7 +14,9 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.input_ids import left_out
 from state.checkpoint.origin import Offsets, as_offsets
+from state.claims import Claim
 from state.index.offset_bitmaps import OffsetBitmaps
+from streaming.job.inputs.input_loss import deleted_ranges, listed
 from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.requests.recalled import RecalledMessages
 
@@ -67,15 +69,33 @@ def warn_of_left_out(handed_over: HandedOver, inputs: Collection[str]) -> None:
         )
 
 
+def decided_offsets(
+    bounds: Bounds, claims: Iterable[Claim | None], topic_ids: Mapping[str, str], epoch: int
+) -> dict[tuple[str, int], int]:
+    """Return the offset below which the newest `claims` of all lanes have decided an input partition; 0 without one."""
+    own = [claim for claim in claims if claim is not None and claim.epoch == epoch]
+    return {
+        (topic, partition): max((claim.position(topic, partition, topic_ids[topic]) for claim in own), default=0)
+        for topic, partition in bounds
+        if topic in topic_ids
+    }
+
+
 def reread_range(
-    bounds: Bounds, handed_over: HandedOver, in_table: OffsetBitmaps, gone: Collection[str]
+    bounds: Bounds,
+    handed_over: HandedOver,
+    in_table: OffsetBitmaps,
+    decided: Mapping[tuple[str, int], int],
+    gone: Collection[str],
 ) -> tuple[Offsets, Offsets]:
     """Return the offsets from which, and up to which, records are read again: they may be in no bucket.
 
     The end is the highest offset that a marker or a bucket has. The new checkpoint reads what follows as new records:
-    all records of a topic in place of one that is `gone`.
+    all records of a topic in place of one that is `gone`. So a start refuses to continue without deleted records behind
+    the end. It would also refuse after forwarders have delivered them, which leaves no marker: deleted records that
+    claims have `decided` are skipped here, with a warning.
     """
-    accepted = handed_over.ends
+    read, accepted = handed_over.ends, handed_over.ends
     for (topic, partition), offsets in in_table.items():
         if offsets:
             known = accepted.setdefault(topic, {})
@@ -86,10 +106,17 @@ def reread_range(
         if topic in gone:
             continue
         number = str(partition)
-        start = max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0))
-        end = accepted.get(topic, {}).get(number, 0)
-        starts[topic, partition] = start
-        ends[topic, partition] = max(start, end)
+        # A job that has read nothing begins with the first record that exists. A partition that is added is unread.
+        end = accepted.get(topic, {}).get(number, 0 if read else first)
+        end = max(end, min(first, decided.get((topic, partition), 0)))
+        starts[topic, partition] = min(max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0)), end)
+        ends[topic, partition] = end
+    if skipped := deleted_ranges(bounds, read, as_offsets(ends)):
+        log.warning(
+            "the rebuild continues without records: %s were deleted. Their messages are lost, unless they are "
+            "delivered, cancelled or sealed",
+            listed(skipped),
+        )
     return as_offsets(starts), as_offsets(ends)
 
 

@@ -118,7 +118,7 @@ def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int | No
     """
     if ranges and sealed is not None and sealed >= batch_id:
         raise RecordsExpired(
-            f"{_listed(ranges)} were deleted, but the interrupted batch {batch_id} has already sealed "
+            f"{listed(ranges)} were deleted, but the interrupted batch {batch_id} has already sealed "
             "messages and cannot be replayed without these records. `delayline rebuild "
             "--discard-checkpoint` makes a checkpoint without this batch"
         )
@@ -127,7 +127,7 @@ def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int | No
 def input_loss_error(ranges: Iterable[DeletedRange]) -> RecordsExpired:
     """Return the error for records that were deleted unread."""
     return RecordsExpired(
-        f"{_listed(ranges)} were deleted before they were read, by retention or by hand. These records are "
+        f"{listed(ranges)} were deleted before they were read, by retention or by hand. These records are "
         "lost, and nothing else. To continue without them, start with topics.skip_expired=true. Then raise "
         "the retention of the topic"
     )
@@ -148,7 +148,7 @@ def warn_of_input_loss(bounds: Bounds, batch: BatchSpan) -> None:
                 )  # fmt: skip
     if ranges := deleted_ranges(bounds, batch.starts, batch.ends):
         log.warning(
-            "batch %d continues without records: %s were deleted before they were read", batch.batch_id, _listed(ranges)
+            "batch %d continues without records: %s were deleted before they were read", batch.batch_id, listed(ranges)
         )
 
 
@@ -165,5 +165,6 @@ def read_bounds(settings: Settings, batch_id: int) -> Bounds:
             retry.wait(problem)
 
 
-def _listed(ranges: Iterable[DeletedRange]) -> str:
+def listed(ranges: Iterable[DeletedRange]) -> str:
+    """Return deleted ranges as part of a sentence."""
     return "; ".join(map(str, ranges))

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.eventually import assert_eventually
 from tests.system.checkpoint_files import accepted, sealed_files
@@ -116,6 +118,54 @@ def _lost_by(output: str) -> int:
         f"{lost} waiting messages are lost; `delayline rebuild` can accept {lost} of them again from the input topics"
     )
     return lost
+
+
+@pytest.mark.thorough
+def test_records_that_were_deleted_unread_end_the_start_after_a_rebuild_and_delivered_ones_do_not(
+    application: Application, make_job: MakeJob
+) -> None:
+    job, ledger = make_job()
+    # In a variable: a client that is collected leaves its futures undone for ever.
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+
+    def publish(count: int) -> None:
+        for number in range(count):
+            ledger.publish(application.input, b"%d" % number, partition=number % 2, output=application.output)
+        ledger.flush()
+
+    def delete_below(offset: int) -> None:
+        partition = TopicPartition(application.input, 1, offset)
+        admin.delete_records([partition])[partition].result()
+
+    publish(40)
+    job.run_until(lambda: ledger.wait_for_all(60))
+    delete_below(20)
+    assert job.command("rebuild", "--discard-checkpoint").exit_code == 0
+    publish(20)
+    job.run_until(lambda: ledger.wait_for_all(60))
+
+    # The ledger does not know of these.
+    producer = Producer({"bootstrap.servers": application.bootstrap})
+    for _ in range(15):
+        producer.produce(application.input, b"unread", partition=1)
+    assert producer.flush(30) == 0
+    delete_below(42)
+    rebuilt = job.command("rebuild", "--discard-checkpoint")
+    assert rebuilt.exit_code == 0, rebuilt.output
+    error_line = job.failure()
+    assert error_line.startswith(
+        f"error: records-expired: {application.input}/1: offsets 30 to 41 (12 in all) were deleted before"
+    ), error_line
+    job.overrides.append("topics.skip_expired=true")
+    publish(10)
+
+    def values() -> Counter[bytes | None]:
+        return Counter(record.value for record in ledger.got)
+
+    job.run_until(lambda: ledger.wait_for(lambda: values().total() >= 73, 60))
+    assert values()[b"unread"] == 3
+    assert values().total() == 73
+    ledger.close()
 
 
 @pytest.mark.thorough
