@@ -46,6 +46,10 @@ _REMEDY = (
     "Staged messages that are not released yet are lost there, unless you restore the topic. `delayline "
     "repair --ready-log` skips the missing records, and prints how many are lost"
 )
+_NO_POSITION_REMEDY = (
+    "The position topic was lost, or staged messages. `delayline repair --ready-log` sets a position, after which some "
+    "messages may come a second time"
+)
 
 
 class LogReader:
@@ -60,6 +64,7 @@ class LogReader:
         self._topics, self._shard = topics_of(settings), shard
         self._logs = {topic: log for log, topic in self._topics.items()}
         found = {log: self._id_of(options, log) for log in Log}
+        self._has_position = position is not None
         self.position = position or Position(LogPosition(found[Log.READY]), LogPosition(found[Log.NEAR]))
         self.at_end = False
         self.ends = {log: self.position.of(log).lowest for log in Log}
@@ -237,7 +242,7 @@ class LogReader:
         """Raise ReadyLogLost if a log is another one than that of the position, or lacks records."""
         wrong = [problem for log in Log if (problem := self._problem_of(log, found[log]))]
         if wrong:
-            raise ReadyLogLost(f"{'; '.join(wrong)}. {_REMEDY}")
+            raise ReadyLogLost(f"{'; '.join(wrong)}. {_REMEDY if self._has_position else _NO_POSITION_REMEDY}")
 
     def _problem_of(self, log: Log, found: str) -> str:
         """Return what is wrong with `log`, whose topic has the id `found`; "" if nothing is."""
@@ -246,6 +251,8 @@ class LogReader:
         if own.topic_id != found:
             return f"{place} is not the topic ({found}) that was released before"
         low, high = bounds(self._there, self._partition(log), time.monotonic() + _TIMEOUT_S)
+        if low > own.lowest and not self._has_position:
+            return f"{place} begins at offset {low}, and the shard has no position"
         if low > own.lowest:
             return f"{place} begins at offset {low}, but is released only up to {own.lowest}"
         if high < own.taken_in:

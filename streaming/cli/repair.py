@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streaming.operations.corruption import Corruption, CorruptSegment
+    from streaming.operations.ready_log import RepairedShard
     from streaming.operations.repair import Repair
 
 
@@ -75,15 +76,18 @@ def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined
     repaired = repair_ready_log(settings_of(config, overrides))
     for shard in repaired:
         typer.echo(f"shard {shard.shard}: {shard.reason}")
-        typer.echo(f"shard {shard.shard}: {_loss(shard.lost)}; {shard.left} are left and will be released")
+        twice = "" if shard.had_position else ", some perhaps a second time"
+        typer.echo(f"shard {shard.shard}: {_loss(shard)}; {shard.left} are left and will be released{twice}")
     if not repaired:
         typer.echo("the ready log and the near log are readable in all shards")
 
 
-def _loss(lost: int | None) -> str:
-    if lost is None:
+def _loss(shard: RepairedShard) -> str:
+    if not shard.had_position:
+        return "whether messages are lost is unknown, since the shard had no position"
+    if shard.lost is None:
         return "an unknown number of messages is lost, since the progress topic was lost too"
-    return f"{lost} messages are lost"
+    return f"{shard.lost} messages are lost"
 
 
 def _lines(result: Repair) -> list[str]:

@@ -44,14 +44,17 @@ class RepairedShard:
 
     - `reason`: what was wrong
     - `lost`: how many messages were handed over, are not released, and are in no log any more. What no release process
-      had read of the near log is not known. None if the progress topic has lost the count of those handed over
+      had read of the near log is not known. None without a position, which counts the released ones, or if the progress
+      topic has lost the count of those handed over
     - `left`: how many of them are still there, and will be released
+    - `had_position`: whether the position topic had a position of the shard
     """
 
     shard: int
     reason: str
     lost: int | None
     left: int
+    had_position: bool
 
 
 def repair_ready_log(settings: Settings) -> list[RepairedShard]:
@@ -96,7 +99,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             there = replace(there, released=released, member="repair")
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
-            yield RepairedShard(shard, reason, lost, left)
+            yield RepairedShard(shard, reason, None if position is None else lost, left, position is not None)
 
 
 def released_and_lost(handed_over: int, there: Position, counted: int) -> tuple[int, int | None]:

@@ -47,3 +47,22 @@ def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_o
         assert_eventually(lambda: sorted(released()) == [1, 2, 3, 4], 60)
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
     assert left_to_release(prepared)[0] == 0
+
+
+@pytest.mark.takes(8)
+def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    handed_over(1)
+    handed_over(2)
+    # As a release process does that has released the first one.
+    partition = TopicPartition(prepared.ready_topic, 0, 1)
+    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    admin.delete_records([partition])[partition].result()
+    (repaired,) = repair_ready_log(prepared)
+    assert repaired.reason.endswith(f"{prepared.ready_topic}/0 begins at offset 1, and the shard has no position")
+    assert (repaired.lost, repaired.left, repaired.had_position) == (None, 1, False)
+    assert left_to_release(prepared)[0] == 1
+    with releasing(prepared):
+        assert_eventually(lambda: released() == [2], 60)
+        assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
