@@ -221,7 +221,7 @@ class LogEntryReplaced(StorageError):
 
 
 class ReadyLogLost(KafkaError):
-    """The ready log or the near log was created again, or has lost records that are not released."""
+    """The ready or the near log was created again, lost unreleased records, or has one that cannot be read."""
 
     code = "ready-log-lost"
 

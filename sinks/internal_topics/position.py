@@ -45,6 +45,9 @@ class Place(NamedTuple):
     log: Log
     offset: int
 
+    def __str__(self) -> str:
+        return f"the record of the {self.log} log at offset {self.offset}"
+
 
 def topics_of(settings: Settings) -> dict[Log, str]:
     """Return the topic of each log."""
@@ -88,6 +91,7 @@ class Position:
     - `ready`, `near`: how far each log is taken in
     - `below`: the first order key that is not released; None if nothing is
     - `ahead`: what was released before the clock was set back, as long as it is more than by `below`
+    - `skipped`: the records in a log at or above its `lowest` that cannot be read, and count as released
     - `released`: how many messages were released, or taken out since they were cancelled, in all
     - `forwarded`: how many messages were taken in from the near log: nobody else counts what is handed over there
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
@@ -102,6 +106,7 @@ class Position:
     at_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
     ahead: tuple[Ahead, ...] = ()
+    skipped: tuple[Place, ...] = ()
 
     def of(self, log: Log) -> LogPosition:
         """Return how far `log` is taken in."""
@@ -143,17 +148,21 @@ class Position:
             else replace(each, near=min(each.near, offset))
             for each in self.ahead
         )
-        return replace(self.with_log(log, own), ahead=tuple(ahead))
+        skipped = tuple(place for place in self.skipped if place.log is not log or place.offset < offset)
+        return replace(self.with_log(log, own), ahead=tuple(ahead), skipped=skipped)
 
     def moved(self, below: OrderKey | None, released: int, lowest: Mapping[Log, int]) -> Position:
-        """Return the position with these values, without what was released ahead and says nothing more."""
+        """Return the position with these values, without what says nothing more of `ahead` and `skipped`."""
         ahead = (
             each
             for each in self.ahead
             if any(lowest[log] < each.taken_in(log) for log in Log) and (below is None or below < each.below)
         )
+        skipped = tuple(place for place in self.skipped if place.offset >= lowest[place.log])
         ready, near = (replace(self.of(log), lowest=lowest[log]) for log in (Log.READY, Log.NEAR))
-        return replace(self, ready=ready, near=near, below=below, released=released, ahead=tuple(ahead))
+        return replace(
+            self, ready=ready, near=near, below=below, released=released, ahead=tuple(ahead), skipped=skipped
+        )
 
     @property
     def counts(self) -> tuple[int, int, int]:

@@ -46,7 +46,7 @@ class Chunk:
     def decoded(self) -> pa.Table:
         """Return the messages. The payload must be there. Raises ReadyLogLost if it cannot be read."""
         assert self.payload is not None
-        messages = messages_of(self.payload, f"the record of the {self.place.log} log at offset {self.place.offset}")
+        messages = messages_of(self.payload, str(self.place))
         return messages if self.first == self.summary.first else messages.slice(count_before(messages, self.first))
 
 

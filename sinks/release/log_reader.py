@@ -25,7 +25,7 @@ from conf.kafka.rights import is_refusal, right_missing, right_named
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
-from sinks.ready_log.chunk import ChunkSummary, is_chunk, summary_of
+from sinks.ready_log.chunk import ChunkSummary, Headers, is_chunk, messages_of, summary_of
 from sinks.topics.topic_ids import topic_id
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
     `position` is the one to go on from. `at_end` is set once everything that was there lately has been read. `ends` are
-    the offsets below which all of each log is read, records without messages included.
+    the offsets below which all of each log is read, records without messages included. If `damaged` is set to a
+    dictionary, it gets the chunks that cannot be read, which are not yielded then.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:
@@ -67,6 +68,7 @@ class LogReader:
         self._has_position = position is not None
         self.position = position or Position(LogPosition(found[Log.READY]), LogPosition(found[Log.NEAR]))
         self.at_end = False
+        self.damaged: dict[Place, ReadyLogLost] | None = None
         self.ends = {log: self.position.of(log).lowest for log in Log}
         # Where the logs ended when that was asked, when it was, by the monotonic clock, and how often.
         self._sought = dict(self.ends)
@@ -129,10 +131,10 @@ class LogReader:
                 continue
             place, headers = self._place_of(message), read_headers(message)
             self.ends[place.log] = place.offset + 1
-            if is_chunk(headers):
-                yield place, summary_of(headers, self._name(place)), message.value() or b""
-            else:
+            if not is_chunk(headers):
                 foreign.append(place)
+            elif place not in self.position.skipped:
+                yield from self._chunk(place, headers, message.value() or b"")
         if foreign:
             log.warning(
                 "ignoring %d records that Delayline did not write, beginning with %s. They hold no messages. "
@@ -141,6 +143,18 @@ class LogReader:
             )  # fmt: skip
         if failure is not None:
             raise failure
+
+    def _chunk(self, place: Place, headers: Headers, payload: bytes) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
+        try:
+            summary = summary_of(headers, self._name(place))
+            if self.damaged is not None:
+                messages_of(payload, self._name(place))
+        except ReadyLogLost as problem:
+            if self.damaged is None:
+                raise
+            self.damaged[place] = problem
+        else:
+            yield place, summary, payload
 
     def read_to_end(self) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
         """Yield what `read` does, until everything that was there lately has been read.

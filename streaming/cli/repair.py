@@ -36,8 +36,8 @@ def repair(
         bool,
         typer.Option(
             "--ready-log",
-            help="Instead, skip records that are missing from the ready topic or the near topic, and print how "
-            "many messages are lost with them.",
+            help="Instead, skip missing or unreadable records of the ready topic and the near topic, and print how "
+            "many messages are lost.",
         ),
     ] = False,
     config: ConfigFile = None,

@@ -1,6 +1,6 @@
 """`delayline repair --ready-log`: let the release go on behind a log that lost records, and count the loss.
 
-That is the ready log, or the near log.
+That is the ready log, or the near log. A record that cannot be read is lost too.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from state.message import decode_chunk, empty_messages
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
+_MOST_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
     """Repair one shard after the other.
 
     1. Fence the release processes of the shard, and read its position.
-    2. If its logs can be read from there, leave it as it is.
+    2. If its logs can be read from there to their ends, leave it as it is.
     3. Count what is left in the logs, and write a position for it.
     """
     topics = Topics(settings, options)
@@ -86,20 +87,32 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
         with Ring(settings, options, shard, topics) as ring:
             position = ring.position
             # 2. Try to read.
+            wrong: list[ReadyLogLost] = []
             try:
-                LogReader(settings, options, shard, position).close()
-                continue
+                with LogReader(settings, options, shard, position) as reader:
+                    there = reader.position
             except ReadyLogLost as problem:
-                reason = str(problem).partition(". ")[0]
+                wrong.append(problem)
+                there = _there(settings, options, shard, position or Position())
+            damaged = _damaged(settings, options, shard, there)
+            wrong += damaged.values()
+            if not wrong:
+                continue
             # 3. Count and write.
-            there = _there(settings, options, shard, position or Position())
+            there = replace(there, skipped=(*there.skipped, *damaged))
             left, counted = _left(settings, options, shard, there)
             marker = read_progress(options, settings.progress_topic, shard)
             released, lost = released_and_lost(0 if marker is None else marker.handed_over, there, counted)
             there = replace(there, released=released, member="repair")
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
-            yield RepairedShard(shard, reason, None if position is None else lost, left, position is not None)
+            yield RepairedShard(shard, _reason(wrong), None if position is None else lost, left, position is not None)
+
+
+def _reason(wrong: list[ReadyLogLost]) -> str:
+    reasons = [str(problem.args[0]).partition(". ")[0] for problem in wrong]
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*reasons[:_MOST_REASONS], *([f"and {more} more records"] if more > 0 else [])])
 
 
 def released_and_lost(handed_over: int, there: Position, counted: int) -> tuple[int, int | None]:
@@ -125,6 +138,18 @@ def _there(settings: Settings, options: Mapping[str, str], shard: int, position:
     finally:
         consumer.close()
     return position
+
+
+def _damaged(
+    settings: Settings, options: Mapping[str, str], shard: int, position: Position
+) -> dict[Place, ReadyLogLost]:
+    """Return the chunks from `position` on that cannot be read, and why."""
+    damaged: dict[Place, ReadyLogLost] = {}
+    with LogReader(settings, options, shard, position) as reader:
+        reader.damaged = damaged
+        for _ in reader.read_to_end():
+            pass
+    return damaged
 
 
 def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> tuple[int, int]:

@@ -14,10 +14,9 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.position import Lateness, Log, Position, read_position
-from sinks.ready_log.chunk import ChunkSummary
+from sinks.ready_log.chunk import ChunkSummary, messages_of
 from sinks.release.log_reader import LogReader
 from sinks.topics.partitions import partition_counts
-from state.message import decode_chunk
 
 # Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
 EVERY_BATCH = 2**62
@@ -85,4 +84,4 @@ def ready_messages(
     with LogReader(settings, options, shard, position) as reader:
         for place, summary, payload in reader.read_to_end():
             if (place.log is Log.NEAR or summary.batch <= last_batch) and is_wanted(summary):
-                yield reader.position.left_of(place, decode_chunk(payload))
+                yield reader.position.left_of(place, messages_of(payload, str(place)))

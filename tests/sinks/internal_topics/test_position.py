@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ _POSITIONS = st.builds(
     Position, _LOGS, _LOGS, _KEYS, _NUMBER, _NUMBER, _TEXT, _NUMBER,
     st.builds(Lateness, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
     st.lists(st.builds(Ahead, _NUMBER, _NUMBER, _KEY), max_size=2).map(tuple),
+    st.lists(st.builds(Place, st.sampled_from(Log), _NUMBER), max_size=2).map(tuple),
 )  # fmt: skip
 _POSITION = Position(
     LogPosition("id", 12, 10), LogPosition("other", 112, 110), OrderKey(7, "in", 0, 3),
@@ -81,12 +83,22 @@ def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_rele
     assert Position().set_back() == Position()
 
 
+def test_a_skipped_record_is_forgotten_when_reading_begins_behind_it() -> None:
+    skipped = Place(Log.READY, 11), Place(Log.NEAR, 110)
+    position = replace(_POSITION, skipped=skipped)
+    assert position.moved(None, 91, _lowest(10)).skipped == skipped
+    assert position.moved(None, 91, _lowest(11)).skipped == skipped[:1]
+    assert position.moved(None, 91, _lowest(12)).skipped == ()
+
+
 @pytest.mark.parametrize("log", Log)
 def test_of_a_log_that_lost_its_end_the_offsets_that_are_used_again_are_not_released(log: Log) -> None:
     (other,) = set(Log) - {log}
     before = _POSITION.taken_in_to(log, 100).taken_in_to(other, 100).set_back()
+    before = replace(before, skipped=(Place(log, 89), Place(log, 90), Place(other, 90)))
     own = LogPosition("new", taken_in=90, lowest=80)
     ended = before.ending_at(log, own)
+    assert ended.skipped == (Place(log, 89), Place(other, 90))
     assert (ended.of(log), ended.of(other)) == (own, before.of(other))
     taken_in = ended.taken_in_to(log, 95)
     assert [taken_in.below_at(Place(log, offset)) for offset in (89, 90)] == [_POSITION.below, None]

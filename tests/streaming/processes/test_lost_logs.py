@@ -1,12 +1,17 @@
-"""A log that lost records: the release stops by name, and goes on after `repair --ready-log`."""
+"""A log that lost records, or has some that cannot be read: the release goes on after `repair --ready-log`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from conf.kafka.headers import RecordHeaders
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from sinks.internal_topics.position import read_position
 from sinks.ready_log.chunk import chunk_record
 from streaming.operations.ready_log import repair_ready_log
 from streaming.processes.drain import left_to_release, unreleased_shards
@@ -47,6 +52,43 @@ def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_o
         assert_eventually(lambda: sorted(released()) == [1, 2, 3, 4], 60)
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
     assert left_to_release(prepared)[0] == 0
+
+
+@pytest.mark.takes(12)
+def test_records_that_cannot_be_read_are_skipped_by_a_repair_and_all_others_are_released(
+    prepared: Settings, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(messages: Any, batch: int) -> tuple[bytes, RecordHeaders]:
+        return b"{}", chunk_record(messages, batch)[1]
+
+    with releasing(prepared):
+        handed_over(1)
+        assert_eventually(lambda: released() == [1], 60)
+    handed_over(2)
+    with monkeypatch.context() as patch:
+        patch.setattr("sinks.ready_log.writer.chunk_record", damaged)
+        handed_over(3, 4)
+    handed_over(5)
+    producer = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    producer.produce(prepared.near_topic, b"", None, 0, headers=[("delayline-chunk", b"{}")])
+    value, headers = chunk_record(messages([{"deliver_at_ms": 6, "output_topic": prepared.topics.output}]))
+    producer.produce(prepared.near_topic, value, None, 0, headers=headers)
+    assert producer.flush(30) == 0
+
+    (repaired,) = repair_ready_log(prepared)
+    for place in (f"{prepared.ready_topic}/0 at offset 4", f"{prepared.near_topic}/0 at offset 0"):
+        assert f"{place} is not a chunk of this Delayline version" in repaired.reason
+    assert (repaired.shard, repaired.lost, repaired.left, repaired.had_position) == (0, 2, 3, True)
+    # What is skipped is lost once.
+    assert repair_ready_log(prepared) == []
+    assert left_to_release(prepared)[0] == 2
+    with releasing(prepared):
+        assert_eventually(lambda: sorted(released()) == [1, 2, 5, 6], 60)
+        assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
+    assert left_to_release(prepared)[0] == 0
+    position = read_position(librdkafka_options(prepared.kafka), prepared.position_topic, 0)
+    assert position is not None
+    assert position.skipped == ()
 
 
 @pytest.mark.takes(8)
