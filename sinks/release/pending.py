@@ -38,8 +38,8 @@ from sinks.release.incoming import Incoming
 from sinks.release.open_chunks import OpenChunk
 from sinks.release.ordered_merge import OrderedMerge, sizes_of
 from sinks.release.planned import Planned
-from sinks.release.recall import WentTo, removed_before
-from sinks.release.recall_desk import RecallDesk
+from sinks.release.recall import removed_before
+from sinks.release.recall_desk import RecallDesk, WentTo
 from sinks.release.removals import Removals
 from sinks.release.room import Limits, Room
 from state.kinds import requests_in

@@ -8,7 +8,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from sinks.internal_topics.position import Position
-from sinks.release.recall import Removal
+from sinks.release.removals import Removal
 
 
 @dataclass(frozen=True)

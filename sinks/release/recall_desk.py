@@ -1,25 +1,37 @@
 """Decides the requests that come to a shard, chunk by chunk, about messages that wait in it.
 
-`recall` has the rules. Here is what they need: which ids the waiting chunks have, and copies of the messages that shall
-be due at once. Both may take chunks that must be read again, which other messages need not wait for.
+`recall` has the rules. To decide takes the ids of the waiting chunks, and copies of the messages that shall be due at
+once. Both may take chunks that must be read again, which other messages need not wait for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sinks.internal_topics.position import Place
 from sinks.release.copies import Copies, due_by, due_now, wanted_of
 from sinks.release.encoded_chunks import Chunk, PayloadMissing
 from sinks.release.ordered_merge import OrderedMerge
-from sinks.release.recall import Removal, WentTo, decide, wanted_now
-from sinks.release.removals import Removals
+from sinks.release.recall import removal_by, terms_of, wanted_now
+from sinks.release.removals import REMEMBERED_MS, Fate, Removal, Removals
+from state.answers import OLD_MS, Output, Undecided, answered, answers_to
 from state.cancel import asked_by
+from state.kinds import Mask
 from state.message import empty_messages
-from state.message_ids import Ids, among, ids_in, united, without
+from state.message_ids import Ids, among, count_of, ids_in, united, without
+from state.reasons import Reason, reasons_for
 
+# Takes a table with the columns `ID`, and the present time (epoch ms). Returns where each message went, or None if the
+# shard has not released it, or does not know it any more.
+WentTo = Callable[[pa.Table, int], Sequence[Output | None]]
+# How old a request may be, by the clocks of two hosts, so that all removals since then are remembered.
+_FRESH_MS = REMEMBERED_MS // 2
 # Chunks whose ids are made known at a time, for the first request: a few milliseconds, so that nothing else is late.
 _INDEXED_AT_A_TIME = 16
 # How often other messages go first, if chunks must be read again to know their ids.
@@ -96,22 +108,45 @@ class RecallDesk:
 
         Returns those that are answered, and what is `wanted` now.
         """
-        asked, removed = asked_by(requests), self._removals.removed
-        delivered = ids_in(wanted)
-        found = self._remove(ids_in(asked.filter(pa.array(~among(asked, removed.certain)))))
-        decided = decide(
-            place, near_taken_in, requests, without(found, delivered), delivered, removed, self._went_to, now_ms,
-            self._started_ms, self._removals.forget_ms,
-        )  # fmt: skip
-        for removal in decided.removals:
+        asked, terms = asked_by(requests), terms_of(requests)
+        # 1. Take out what is found.
+        gone = self._removals.ids_of(Fate.CANCELLED, Fate.MADE_DUE)
+        found, made_due = self._remove(ids_in(asked.filter(pa.array(~among(asked, gone))))), ids_in(wanted)
+        cancelled = without(found, made_due)
+        removals = [
+            removal_by(terms, place, near_taken_in, ids, fate, self._removals.forget_ms)
+            for fate, ids in ((Fate.CANCELLED, cancelled), (Fate.MADE_DUE, made_due))
+            if ids
+        ]
+        for removal in removals:
             self._removals.add(removal)
-        self._recalled += [each for each in decided.removals if not each.delivers]
-        self._passed_on += [decided.passed_on] if decided.passed_on.num_rows else []
-        self._beside += decided.beside
+        self._recalled += [each for each in removals if each.fate is Fate.CANCELLED]
+        # 2. Find out what became of each message.
+        is_cancelled, is_made_due, is_uncertain = (
+            among(asked, self._removals.ids_of(fate)) for fate in (Fate.CANCELLED, Fate.MADE_DUE, Fate.UNCERTAIN)
+        )
+        is_open = ~is_cancelled & ~is_made_due
+        unknown = np.flatnonzero(is_open)
+        went_to = self._went_to(asked.take(pa.array(unknown)), now_ms)
+        outputs = {row: each for row, each in zip(unknown.tolist(), went_to, strict=True) if each is not None}
+        is_open[list(outputs)] = False
+        asked_ms = np.array([each.asked_ms for each in terms])
+        # Before that, another process may have recalled the message for another request, or this one may have forgotten
+        # it.
+        is_fresh = (asked_ms >= self._started_ms) & (asked_ms > now_ms - _FRESH_MS) & ~is_uncertain
+        # 3. Pass on the requests whose messages another shard may have, and answer the others.
+        goes_on = is_open & np.array([each.left > 0 for each in terms])
+        if goes_on.any():
+            self._passed_on.append(_passed_on(requests, terms, goes_on, is_fresh))
+        reasons = _reasons(terms, is_cancelled, is_made_due, is_open, is_fresh)
+        answers = _answers(asked, terms, reasons, outputs, np.flatnonzero(~goes_on))
+        # A request counts where it was staged: in the first shard that it comes to.
+        is_first = np.array([each.left == each.shards - 1 for each in terms])
+        self._beside += count_of(cancelled) + int((goes_on & is_first).sum()) - int((~goes_on & ~is_first).sum())
         self._copies.begin()
         # A request is due by the clock of the job, which may be ahead: the shard would wait to end the transaction.
-        answered = due_by(decided.answered, now_ms)
-        return [each for each in (answered, due_now(wanted, now_ms)) if each.num_rows]
+        decided = due_by(answered(requests.filter(pa.array(~goes_on)), answers), now_ms)
+        return [each for each in (decided, due_now(wanted, now_ms)) if each.num_rows]
 
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out, and return the ids of those that wait here, decoded or not."""
@@ -136,7 +171,7 @@ class RecallDesk:
 
         Raises PayloadMissing for chunks that must be read again, but not if `others_first`.
         """
-        wanted = without(wanted_now(requests), self._removals.removed.certain)
+        wanted = without(wanted_now(requests), self._removals.ids_of(Fate.CANCELLED, Fate.MADE_DUE))
         self._copies.begin(place, wanted)
         missing = []
         for chunk in self._waiting_with(wanted):
@@ -152,3 +187,48 @@ class RecallDesk:
         """Return the waiting chunks, whose ids are known, that have one of the messages `wanted`."""
         waiting = self._merge.chunks.waiting if wanted else ()
         return [chunk for chunk in waiting if self._merge.waiting_ids.common(chunk.ids or (), wanted)]
+
+
+def _reasons(
+    terms: Sequence[Undecided], is_cancelled: Mask, is_made_due: Mask, is_open: Mask, is_fresh: Mask
+) -> npt.NDArray[Any]:
+    """Return the reason of each answer: if `is_open`, that of the last shard which looks for the message."""
+    # The last shard gives the same answer as one that has released the message, if no shard has it.
+    reasons = np.full(len(terms), Reason.RELEASED, dtype=object)
+    reasons[is_cancelled] = Reason.RECALLED
+    reasons[is_made_due] = Reason.MADE_DUE
+    reasons[is_open & ~is_fresh] = Reason.UNDECIDED
+    reasons[is_open & np.array([each.asked_ms == OLD_MS for each in terms])] = Reason.RECORD_DELETED
+    return reasons_for(reasons, np.array([each.delivers for each in terms]), np.zeros(len(terms), dtype=bool))
+
+
+def _answers(
+    asked: pa.Table,
+    terms: Sequence[Undecided],
+    reasons: npt.NDArray[Any],
+    outputs: Mapping[int, Output],
+    rows: npt.NDArray[np.int64],
+) -> pa.Table:
+    """Return the answers to the requests of these `rows`, a table of `ANSWER_SCHEMA`.
+
+    `outputs` says where released messages went, by the row of the request.
+    """
+    comes_with_message = np.array([each.replaces for each in terms])[rows]
+    return answers_to(
+        asked.take(pa.array(rows)),
+        reasons[rows],
+        pa.array(comes_with_message, mask=~comes_with_message),
+        [outputs[row].field() if row in outputs else {} for row in rows.tolist()],
+    )
+
+
+def _passed_on(requests: pa.Table, terms: Sequence[Undecided], goes_on: Mask, is_fresh: Mask) -> pa.Table:
+    """Return the `requests` that go on, with their terms for the next shard."""
+    values = [
+        each._replace(left=each.left - 1, asked_ms=each.asked_ms if fresh else min(each.asked_ms, 0)).to_bytes()
+        for each, goes, fresh in zip(terms, goes_on.tolist(), is_fresh.tolist(), strict=True)
+        if goes
+    ]
+    passed_on = requests.filter(pa.array(goes_on))
+    field = passed_on.schema.get_field_index("value")
+    return passed_on.set_column(field, passed_on.schema.field(field), pa.array(values, pa.large_binary()))

@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
+from enum import Enum, auto
 
-from sinks.internal_topics.position import Place
-from sinks.release.recall import REMEMBERED_MS, Removal, Removed
+from sinks.internal_topics.position import Log, Place
 from state.message_ids import NO_IDS, Ids, united
 from state.order import OrderKey
 
+# More than the time from the commit of a release process until the job has read what it has recalled, by far.
+REMEMBERED_MS = 120_000
 # A shard plans each second at the least, unless it waits for something else.
 _MOST_STEP_MS = 1_000
+
+
+class Fate(Enum):
+    """What became of messages that were taken out: they are cancelled, or released at once.
+
+    `UNCERTAIN` is the fate of messages that were requested before a crash: they may still wait in the shard.
+    """
+
+    CANCELLED = auto()
+    MADE_DUE = auto()
+    UNCERTAIN = auto()
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The messages that the requests of a chunk have taken out, or may have, and their `fate`.
+
+    - `place`: of the chunk
+    - `near_taken_in`: up to which offset the near log was taken in by then; after a crash the least bound that is known
+    - `until`: all these messages come before this in the delivery order
+    - `epoch`: of the checkpoint whose requests they are
+    - `ids`: of the messages
+    - `forget_ms`: until when it is remembered, by a clock that stands still while the shard does
+    """
+
+    place: Place
+    near_taken_in: int
+    until: OrderKey
+    epoch: int
+    ids: Ids
+    fate: Fate
+    forget_ms: int
+
+    def end(self, log: Log) -> int:
+        """Return the offset of `log` below which chunks were taken in before it: only these have its messages."""
+        return self.place.offset if log is Log.READY else self.near_taken_in
 
 
 class Removals:
@@ -28,11 +67,6 @@ class Removals:
         self._planning_ms, self._planned_ms = 0, 0
 
     @property
-    def removed(self) -> Removed:
-        """The ids by what became of their messages."""
-        return Removed.of(self._removals)
-
-    @property
     def forget_ms(self) -> int:
         """Until when a removal of now is remembered in any case."""
         return self._planning_ms + REMEMBERED_MS
@@ -41,6 +75,10 @@ class Removals:
         """Remember `removal`."""
         self._removals.append(removal)
         self._ids = united([self._ids, removal.ids])
+
+    def ids_of(self, *fates: Fate) -> Ids:
+        """Return the ids of messages that had one of these `fates`."""
+        return united(each.ids for each in self._removals if each.fate in fates)
 
     def ids_at(self, place: Place) -> Ids:
         """Return what requests have taken out of the chunk at `place`, or may have: those that came after it."""

@@ -22,7 +22,7 @@ from sinks.ready_log.chunk import chunk_record, most_deliveries, with_few_delive
 from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import Topics
 from sinks.release.planned import Planned
-from sinks.release.recall import Removal, next_shards
+from sinks.release.recall import next_shards
 from sinks.release.record_check import RecordCheck
 from sinks.release.records import (
     ANY_PARTITION,
@@ -34,6 +34,7 @@ from sinks.release.records import (
     records,
 )
 from sinks.release.release_producer import ReleaseProducer
+from sinks.release.removals import Removal
 from sinks.release.reports import Offsets, Refused
 from state.dead_letter import Headers, error_code
 from state.kinds import DEAD_LETTER

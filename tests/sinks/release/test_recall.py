@@ -22,8 +22,9 @@ from sinks.ready_log.chunk import RecordHeaders, chunk_record, most_deliveries, 
 from sinks.release.encoded_chunks import PayloadMissing
 from sinks.release.pending import Pending
 from sinks.release.planned import Planned
-from sinks.release.recall import REMEMBERED_MS, uncounted
+from sinks.release.recall import uncounted
 from sinks.release.recently_released import RecentlyReleased
+from sinks.release.removals import REMEMBERED_MS
 from sinks.release.room import Limits
 from state.answers import OLD_MS, Undecided
 from state.kinds import ANSWER, DUE_NOW, MESSAGE, REQUEST
