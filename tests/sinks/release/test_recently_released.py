@@ -54,6 +54,9 @@ def test_an_answer_is_not_the_message_that_came_with_its_ask() -> None:
     released = RecentlyReleased(DEAD)
     released.add(_sent(0, 1, kind=ANSWER), {}, {}, NOW_MS)
     assert released.find(_asked(0), NOW_MS) == [None]
+    released.add(_sent(0, 1), {}, {}, NOW_MS)
+    released.add(_sent(0, 1, kind=ANSWER, output_topic="results"), {}, {}, NOW_MS)
+    assert released.find(_asked(0), NOW_MS) == [Output("out", 0)]
 
 
 def test_of_an_id_that_was_given_twice_the_last_message_counts() -> None:
@@ -63,13 +66,15 @@ def test_of_an_id_that_was_given_twice_the_last_message_counts() -> None:
     assert released.find(_asked(0), NOW_MS) == [Output("out", 2)]
 
 
-def test_it_knows_as_many_as_it_was_told_to_and_what_was_released_with_them() -> None:
+def test_it_knows_as_many_as_it_was_told_to_and_the_oldest_go_first() -> None:
     released = RecentlyReleased(DEAD, most=5)
     for number in range(4):
         released.add(_sent(number * 3, 3), {}, {}, NOW_MS + number * 20_000)
         released.settle(NOW_MS + number * 20_000)
     known = released.find(_asked(*range(12)), NOW_MS + 60_000)
-    assert [each is not None for each in known] == [False] * 6 + [True] * 6
+    # Of the third transaction, the first two.
+    assert [each is not None for each in known] == [False] * 6 + [True, True, False] + [True] * 3
+    assert len(released._transactions) == 2
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -83,7 +88,7 @@ def test_what_was_released_long_ago_is_forgotten_also_if_the_clock_was_ahead(is_
     assert released.find(_asked(0), NOW_MS - 121_000) == [None]
 
 
-def test_of_many_small_transactions_a_few_pieces_are_searched() -> None:
+def test_many_small_transactions_are_kept_as_one_table() -> None:
     released = RecentlyReleased(DEAD)
     sent = _sent(0, 6_000)
     for number in range(6_000):
@@ -92,7 +97,7 @@ def test_of_many_small_transactions_a_few_pieces_are_searched() -> None:
         if number % 50 == 0:
             released.settle(at_ms)
     assert released.find(_asked(5_990, 7), at_ms) == [Output("out", 0, (5_990, 5_990)), Output("out", 0, (7, 7))]
-    assert len(released._newest_first) <= 13
+    assert released._settled.column("offset").num_chunks == 1
 
 
 def test_what_it_keeps_has_no_more_memory_than_its_own() -> None:
@@ -106,4 +111,4 @@ def test_what_it_keeps_has_no_more_memory_than_its_own() -> None:
     before = pa.total_allocated_bytes()
     del sent
     assert pa.total_allocated_bytes() < before
-    assert released._newest_first[0].messages.nbytes < 10_000
+    assert released._settled.nbytes < 10_000
