@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.kinds import Mask, is_message
-from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, ids_from_texts, ids_in
+from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_from_texts, ids_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -169,21 +169,3 @@ def delivering_ids(asks: pa.Table) -> Ids:
 def replacing(asked: str, condition: str) -> list[tuple[str, bytes]]:
     """Return the headers of a message that replaces the one with the id `asked`."""
     return [(REPLACES_HEADER, asked.encode()), (CONDITION_HEADER, condition.encode())]
-
-
-def first_delivered(asks: pa.Table, among_ids: Ids | None = None) -> Ids:
-    """Return the messages that the first one of several `asks` for each, by the order of ids, wants to be due at once.
-
-    `asks` have the columns `ID`, those of their own ids as of `ASK_SCHEMA`, and `delivers`. Only messages `among_ids`,
-    if these are given.
-    """
-    wanted = delivering_ids(asks)
-    if not wanted:
-        return NO_IDS
-    own = asks.filter(pa.array(among(asks, wanted)))
-    if among_ids is not None:
-        own = own.filter(pa.array(among(own, among_ids)))
-    in_order = own.select([*ID, *ASK_ID, "delivers"]).sort_by([(name, "ascending") for name in ASK_ID])
-    # Not in threads: the first row of each is meant.
-    firsts = in_order.group_by(list(ID), use_threads=False).aggregate([("delivers", "first")])
-    return ids_in(firsts.filter(firsts.column("delivers_first")))

@@ -26,9 +26,9 @@ import pyarrow as pa
 from sinks.internal_topics.position import Place
 from sinks.release.removals import Fate, Removal
 from state.answers import Undecided
-from state.cancel import asked_by, first_delivered
+from state.cancel import ASK_ID, MessageId, asked_by
 from state.kinds import requests_in
-from state.message_ids import NO_IDS, Ids, ids_in
+from state.message_ids import ID, NO_IDS, Ids, ids_in, ids_of
 from state.order import OrderKey
 
 
@@ -55,7 +55,12 @@ def wanted_now(requests: pa.Table) -> Ids:
     # Mostly there are no such requests, and to read the ids takes longer than to look.
     if not any(delivers):
         return NO_IDS
-    return first_delivered(asked_by(requests).append_column("delivers", pa.array(delivers, pa.bool_())))
+    table = asked_by(requests)
+    own, asked = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ASK_ID, ID))
+    first: dict[MessageId, bool] = {}
+    for _, message, now in sorted(zip(own, asked, delivers, strict=True)):
+        first.setdefault(message, now)
+    return ids_of(message for message, now in first.items() if now)
 
 
 def terms_of(requests: pa.Table) -> list[Undecided]:

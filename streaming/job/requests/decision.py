@@ -32,7 +32,7 @@ have recalled may be more in the replay: an answer may then be another one, but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,14 +45,13 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.moves import MOVES_SCHEMA, moves_at_once, moves_to
 from state.buckets.parts import IdRows
 from state.buckets.retimed import RETIMED_SCHEMA
-from state.cancel import MessageId, Successor, own_ids, replacement_ids
+from state.cancel import ALWAYS, WAITING, Ask, MessageId, Successor, asks_of, own_ids, replacement_ids
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
 from streaming.job.requests.answers import answers_by
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
-from streaming.job.requests.replacements import Replacements
 from streaming.job.requests.search import Waiting
 
 
@@ -150,21 +149,75 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     # What repeats comes in its time, whoever wants it at once.
     stays = np.asarray(asks.column("delivers")) & among(asks, repeating)
     own = asks.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
-    replacements = Replacements.of(own, dropped, outcomes.taken, facts.replaced_before)
-    outcomes.take(replacements.refused)
-    delivered = replacements.delivered
+    # The first ask for a message decides. Among cancels alone it does not matter which one is the first.
+    replacements = own.filter(pc.is_valid(own.column("condition")))
+    every = asks_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
+    found, dropped_ids = ids_in(outcomes.taken), ids_in(own_ids(dropped))
+    first, are_dropped = first_asks(every, each_of(found)), each_of(dropped_ids)
+    at_once = {asked for asked, ask in first.items() if ask.delivers} - are_dropped
+    causes = {asked: ask for asked, ask in first.items() if asked not in at_once}
+    accepted = accepted_replacements(every, causes, facts.replaced_before, are_dropped)
+    accepted_ids = ids_of(accepted)
+    refused = without(replacement_ids(own), accepted_ids)
+    delivered = without(ids_of(at_once), refused)
+    outcomes.take(_as_cancelled(pa.concat_tables([replacements, dropped]), united([found, accepted_ids])))
     outcomes.set(delivered, Reason.MADE_DUE)
     outcomes.close(facts.known_from, repeating)
     outcome = np.append(outcomes.of(asks), [Reason.NAME_KEPT] * dropped.num_rows)
     answers = answers_by(
-        pa.concat_tables([asks, dropped]), outcome, not_waiting, replacements.accepted, facts.numbers, undecided
+        pa.concat_tables([asks, dropped]), outcome, not_waiting, accepted_ids, facts.numbers, undecided
     )
-    refused = without(replacement_ids(own), replacements.accepted)
-    left_out = united([refused, ids_in(own_ids(dropped)), ids_in(facts.due_now), ids_in(facts.named.superseded)])
+    left_out = united([refused, dropped_ids, ids_in(facts.due_now), ids_in(facts.named.superseded)])
     moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.named.retimed)])
     replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
-    replaced |= replacements.replaced
+    # What has a name is accepted in any case, whatever became of the message before.
+    replaced |= {asked: ask.id for asked, ask in causes.items() if ask.id in accepted and ask.name is None}
     return Decision(
         answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
         facts.named.retimed, None if facts.waits is None else facts.waits.among(delivered), dropped.num_rows > 0,
     )  # fmt: skip
+
+
+def first_asks(asks: Iterable[Ask], found: Collection[MessageId]) -> dict[MessageId, Ask]:
+    """Return the first one of `asks`, by the order of their ids, for each message that is `found`."""
+    first: dict[MessageId, Ask] = {}
+    for ask in sorted(asks, key=lambda ask: ask.id):
+        if ask.asked in found:
+            first.setdefault(ask.asked, ask)
+    return first
+
+
+def accepted_replacements(
+    asks: Iterable[Ask],
+    causes: Mapping[MessageId, Ask],
+    replaced: Mapping[MessageId, MessageId],
+    dropped: Collection[MessageId],
+) -> set[MessageId]:
+    """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
+
+    `causes` has the messages that the batch cancels, and the first ask for each. Of a message that a lost batch took
+    out, `replaced` has the replacement that it accepted in its place. Messages that are `dropped` have no asks here,
+    and are not accepted.
+
+    A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of the
+    same batch, it must have been accepted itself: round a circle, nobody is.
+    """
+    conditions = {ask.id: ask.condition for ask in asks if ask.condition is not None}
+    accepted = {own for own, condition in conditions.items() if condition == ALWAYS}
+    # What the batch has taken out is there: another message may have the id, of a topic that was made anew.
+    first = {**replaced, **{asked: ask.id for asked, ask in causes.items()}}
+    left = {asked: own for asked, own in first.items() if conditions.get(own) == WAITING}
+    accepted_before = (asked for asked in left if asked not in conditions and asked not in dropped)
+    rest = [*accepted, *accepted_before]
+    while rest:
+        if (own := left.pop(rest.pop(), None)) is not None:
+            accepted.add(own)
+            rest.append(own)
+    return accepted
+
+
+def _as_cancelled(asks: pa.Table, but: Ids) -> pa.Table:
+    """Return the messages that `asks` came with (`CANCELLED_SCHEMA`), without those of `but`."""
+    own, due = own_ids(asks), asks.column("deliver_at_ms")
+    messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
+    return messages.filter(pa.array(~among(messages, but)))

@@ -1,72 +1,114 @@
-"""What becomes of the replacements of a batch."""
+"""What a batch decides about its asks, of which it is known where their messages are."""
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pytest
+from collections.abc import Mapping, Sequence
 
-from state.cancel import ALWAYS, ASK_SCHEMA, WAITING
-from state.message_ids import each_of
-from streaming.job.requests import replacements as module
-from streaming.job.requests.replacements import Replacements
+import pyarrow as pa
+
+from state.answers import Undecided
+from state.buckets.cancelled import CANCELLED_SCHEMA
+from state.buckets.retimed import RETIMED_SCHEMA
+from state.cancel import ALWAYS, ASK_SCHEMA, WAITING, Ask, MessageId
+from state.message_ids import NO_IDS, each_of, ids_in, table_from
+from state.names import NAMED_SCHEMA
+from streaming.job.requests.decision import Decision, Facts, decide
+from streaming.job.requests.names import LookedUp
+from streaming.job.requests.outcomes import Outcomes
 from tests.messages import cancelled
 
-
-def replacements(*conditions: str) -> pa.Table:
-    rows = [
-        ("in", 0, at, "in", 0, 100 + at, condition, 5, None, 5, None, False, False)
-        for at, condition in enumerate(conditions)
-    ]
-    return pa.table([list(column) for column in zip(*rows, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
+# When messages are due that are made due at once, epoch ms.
+NOW_MS = 1_000
 
 
-def as_cancelled(*offsets: int) -> pa.Table:
-    return cancelled(("in", 0, offset, 5, 5) for offset in offsets)
+def place(offset: int) -> MessageId:
+    return ("in", 0, offset)
+
+
+def replacing(*pairs: tuple[int, str]) -> list[Ask]:
+    """Return asks with the ids 100, 101, ... in this order, given as (asked offset, condition)."""
+    return [Ask(place(100 + at), place(asked), condition, 5) for at, (asked, condition) in enumerate(pairs)]
+
+
+def plain(asked: int, own: int, delivers: bool) -> Ask:
+    """Return an ask that comes without a message."""
+    return Ask(place(own), place(asked), delivers=delivers)
+
+
+def decided(
+    asks: Sequence[Ask],
+    taken: Sequence[int],
+    dropped: Sequence[Ask] = (),
+    replaced_before: Mapping[MessageId, MessageId] | None = None,
+) -> Decision:
+    """Return the decision of a batch that has found the messages with the offsets `taken`."""
+    table, dropped_asks = (
+        table_from([(*ask.asked, *ask.id, *ask[2:]) for ask in several], ASK_SCHEMA) for several in (asks, dropped)
+    )
+    outcomes = Outcomes(ids_in(table), {"in": {"0": 1_000}})
+    outcomes.take(cancelled((*place(offset), 5, 5) for offset in taken))
+    none = CANCELLED_SCHEMA.empty_table()
+    named = LookedUp(
+        asks=ASK_SCHEMA.empty_table(),
+        dropped=dropped_asks,
+        superseded=none,
+        retimed=RETIMED_SCHEMA.empty_table(),
+        names=NAMED_SCHEMA.empty_table(),
+        held=none,
+        handed_over=none,
+    )
+    facts = Facts(outcomes, named, none, NO_IDS, {}, replaced_before or {}, {}, None, NOW_MS)
+    return decide(table, facts, Undecided(0, 0, 1, 0))
+
+
+def offsets(table: pa.Table) -> list[int]:
+    own: list[int] = table.column("offset").to_pylist()
+    return own
 
 
 def test_what_is_neither_accepted_nor_cancelled_is_refused() -> None:
-    asks = replacements(ALWAYS, WAITING, WAITING, WAITING)
-    decided = Replacements.of(asks, asks.slice(0, 0), as_cancelled(1, 103), {})
-    assert each_of(decided.accepted) == {("in", 0, 100), ("in", 0, 101)}
-    assert decided.replaced == {("in", 0, 1): ("in", 0, 101)}
-    assert decided.refused.column("offset").to_pylist() == [102], "103 is cancelled otherwise"
+    asks = replacing((0, ALWAYS), (1, WAITING), (2, WAITING), (3, WAITING))
+    decision = decided(asks, [1, 103])
+    assert decision.replaced == {place(1): place(101)}
+    assert each_of(decision.left_out) == {place(102), place(103)}
+    assert offsets(decision.cancelled) == [1, 103, 102], "103 is cancelled once"
 
 
 def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
-    asks = replacements(ALWAYS, WAITING, WAITING)
     # The last one replaces the one before, and that one is dropped.
-    dropped, last = asks.slice(1, 1), asks.slice(2).set_column(2, "offset", pa.array([101]))
-    taken_out = as_cancelled(101)
-    decided = Replacements.of(pa.concat_tables([asks.slice(0, 1), last]), dropped, taken_out, {})
-    assert each_of(decided.accepted) == {("in", 0, 100)}
-    assert decided.refused.column("offset").to_pylist() == [102], "101 is cancelled otherwise"
-    assert (
-        Replacements.of(asks.slice(0, 0), dropped, as_cancelled(), {}).refused.to_pylist()
-        == as_cancelled(101).to_pylist()
-    )
+    first, second, _, last = replacing((0, ALWAYS), (1, WAITING), (2, WAITING), (101, WAITING))
+    decision = decided([first, last], [101], [second])
+    assert not decision.replaced
+    assert each_of(decision.left_out) == {place(101), place(103)}
+    assert offsets(decision.cancelled) == [101, 103]
+    assert decided([], [], [second]).cancelled.to_pylist() == cancelled([(*place(101), 5, 5)]).to_pylist()
+    # Nor is what is dropped made due, whoever wants that.
+    assert not decided([plain(101, 200, delivers=True)], [101], [second]).moves.num_rows
 
 
-def delivering(*rows: tuple[int, int, bool]) -> pa.Table:
-    """Return asks: the offset of each one's message, its own, and whether it wants the message now. No replacements."""
-    whole = [("in", 0, about, "asks", 0, own, *[None] * 5, delivers, False) for about, own, delivers in rows]
-    return pa.table([list(column) for column in zip(*whole, strict=True)], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
-
-
-def test_the_first_ask_for_a_message_decides_and_none_becomes_an_object_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "asks_of", lambda _: pytest.fail("there may be 10,000 of them"))
-    asks = delivering((1, 12, False), (1, 11, True), (2, 5, True), (2, 4, False), (3, 7, True), (4, 8, False))
-    taken = as_cancelled(1, 2, 4)
-    decided = Replacements.of(asks, asks.slice(0, 0), taken, {})
-    assert each_of(decided.delivered) == {("in", 0, 1)}
-    assert not decided.accepted
-    assert not Replacements.of(delivering((4, 8, False)), asks.slice(0, 0), taken, {}).delivered
+def test_the_first_ask_for_a_message_decides_whether_it_is_made_due() -> None:
+    wanted = [(1, 12, False), (1, 11, True), (2, 5, True), (2, 4, False), (3, 7, True), (4, 8, False)]
+    decision = decided([plain(*each) for each in wanted], [1, 2, 4])
+    assert offsets(decision.moves) == [1]
+    assert decision.replaced == {place(1): NOW_MS}
+    assert not decided([plain(4, 8, delivers=False)], [4]).moves.num_rows
 
 
 def test_a_replacement_that_is_refused_is_not_made_due() -> None:
-    asks = pa.concat_tables([replacements(WAITING, WAITING), delivering((100, 200, True), (101, 201, True))])
-    taken = as_cancelled(1, 100, 101)
-    decided = Replacements.of(asks, asks.slice(0, 0), taken, {})
-    assert each_of(decided.accepted) == {("in", 0, 101)}
-    assert each_of(decided.delivered) == {("in", 0, 101)}
+    asks = [*replacing((0, WAITING), (1, WAITING)), plain(100, 200, delivers=True), plain(101, 201, delivers=True)]
+    decision = decided(asks, [1, 100, 101])
+    assert each_of(decision.left_out) == {place(100)}
+    assert offsets(decision.moves) == [101]
+    assert decision.replaced == {place(1): place(101), place(101): NOW_MS}
+
+
+def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted() -> None:
+    asks = replacing((1, WAITING), (1, ALWAYS), (3, ALWAYS), (4, ALWAYS), (100, WAITING))
+    asks += [plain(2, 50, delivers=False), Ask(place(110), place(2), WAITING, 5)]
+    asks.append(Ask(place(120), place(5), ALWAYS, 5, b"by name"))
+    expected = {place(1): place(100), place(3): place(102), place(100): place(104)}
+    assert decided(asks[::-1], [1, 2, 3, 5, 100]).replaced == expected
+    # As they were decided, so they are when all of them are read again after their batch was lost.
+    again = [ask for ask in asks if ask.id in expected.values()]
+    assert not decided(again, [], replaced_before=expected).left_out
+    assert each_of(decided(again, []).left_out) == {place(100), place(104)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from state.cancel import ALWAYS, CONDITIONS, WAITING, Ask, MessageId
-from streaming.job.requests.replacements import accepted_replacements, replaced_by
+from streaming.job.requests.decision import accepted_replacements, first_asks
 
 
 def place(offset: int) -> MessageId:
@@ -18,55 +20,59 @@ def asks_from(pairs: list[tuple[int, str | None]]) -> list[Ask]:
     return [Ask(place(10 + at), place(asked), condition, 5) for at, (asked, condition) in enumerate(pairs)]
 
 
+def accepted(
+    asks: Iterable[Ask],
+    cancelled: Collection[MessageId],
+    replaced: Mapping[MessageId, MessageId] | None = None,
+) -> set[MessageId]:
+    """Return the replacements that a batch accepts which cancels the messages `cancelled`."""
+    every = list(asks)
+    return accepted_replacements(every, first_asks(every, cancelled), replaced or {}, ())
+
+
 def test_the_first_ask_cancels_and_only_what_has_cancelled_is_accepted() -> None:
     asks = asks_from([(1, WAITING), (1, WAITING), (1, ALWAYS), (2, None), (2, WAITING), (3, WAITING), (3, ALWAYS)])
     cancelled = {place(1), place(2)}
-    assert accepted_replacements(asks, cancelled) == {place(10), place(12), place(16)}
-    assert accepted_replacements(reversed(asks), cancelled) == {place(10), place(12), place(16)}
+    assert accepted(asks, cancelled) == {place(10), place(12), place(16)}
+    assert accepted(reversed(asks), cancelled) == {place(10), place(12), place(16)}
 
 
 def test_of_a_chain_the_last_is_accepted_if_the_first_is() -> None:
     asks = asks_from([(1, WAITING), (10, WAITING), (11, WAITING)])
     chain = {place(1), place(10), place(11)}
-    assert accepted_replacements(asks, chain) == {place(10), place(11), place(12)}
-    assert accepted_replacements(asks, chain - {place(1)}) == set()
+    assert accepted(asks, chain) == {place(10), place(11), place(12)}
+    assert accepted(asks, chain - {place(1)}) == set()
 
 
 def test_what_a_lost_batch_has_cancelled_for_a_replacement_lets_that_be_accepted_when_it_is_read_again() -> None:
     # Of 1 the replacement is read again, as 11. Of 2 another one has been accepted.
     asks = asks_from([(1, WAITING), (1, WAITING), (2, WAITING), (11, WAITING)])
     replaced = {place(1): place(11), place(2): place(99)}
-    assert accepted_replacements(asks, set()) == set()
-    assert accepted_replacements(asks, set(), replaced) == {place(11)}
-    assert accepted_replacements(asks, {place(11)}, replaced) == {place(11), place(13)}
+    assert accepted(asks, set()) == set()
+    assert accepted(asks, set(), replaced) == {place(11)}
+    assert accepted(asks, {place(11)}, replaced) == {place(11), place(13)}
 
 
 def test_what_the_batch_has_taken_out_itself_counts_more_than_what_a_lost_one_has_stored() -> None:
     asks = [Ask(place(11), place(1), WAITING, 5)]
-    assert accepted_replacements(asks, {place(1)}, {place(1): place(1)}) == {place(11)}
+    assert accepted(asks, {place(1)}, {place(1): place(1)}) == {place(11)}
 
 
-def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted() -> None:
+def test_the_first_ask_for_each_message_that_is_found_is_its_cause_whatever_it_wants() -> None:
     asks = asks_from([(1, WAITING), (1, ALWAYS), (2, None), (2, WAITING), (3, ALWAYS), (4, ALWAYS), (10, WAITING)])
-    asks.append(Ask(place(20), place(5), ALWAYS, 5, b"by name"))
-    cancelled = {place(each) for each in (1, 2, 3, 5, 10)}
-    accepted = accepted_replacements(asks, cancelled)
-    expected = {place(1): place(10), place(3): place(14), place(10): place(16)}
-    assert replaced_by(reversed(asks), cancelled, accepted) == expected
-    # As they were decided, so they are when all of them are read again after their batch was lost.
-    again = [ask for ask in asks if ask.id in expected.values()]
-    assert accepted_replacements(again, set(), expected) == set(expected.values())
+    causes = first_asks(reversed(asks), {place(each) for each in (1, 2, 3, 10)})
+    assert causes == {place(1): asks[0], place(2): asks[2], place(3): asks[4], place(10): asks[6]}
 
 
 def test_a_circle_is_not_accepted() -> None:
     asks = asks_from([(11, WAITING), (10, WAITING), (12, WAITING)])
-    assert accepted_replacements(asks, {place(10), place(11), place(12)}) == set()
+    assert accepted(asks, {place(10), place(11), place(12)}) == set()
 
 
 def test_a_long_chain_takes_time_in_proportion() -> None:
     asks = asks_from([(1, WAITING), *((9 + at, WAITING) for at in range(1, 20_000))])
     everything = {ask.asked for ask in asks}
-    assert len(accepted_replacements(asks, everything)) == 20_000
+    assert len(accepted(asks, everything)) == 20_000
 
 
 @given(
@@ -93,4 +99,4 @@ def test_the_decision_is_that_of_the_model(pairs: list[tuple[int, str | None]], 
         if more == model:
             break
         model = more
-    assert accepted_replacements(asks, taken) == model
+    assert accepted(asks, taken) == model
