@@ -14,9 +14,6 @@ from state.header_values import header_text
 from state.message_ids import id_text, parse_id
 from state.names import CANCEL_NAME_HEADER, NAME_HEADER
 
-# Short enough to be numbers that Kafka can have.
-_PLAIN_ID = r"^[a-zA-Z0-9._-]{1,249}/(0|[1-9][0-9]{0,8})/(0|[1-9][0-9]{0,17})$"
-
 # The error of a record with a bad request, by the header of the request.
 _ERRORS: dict[str, type[Rejected]] = {CANCEL_HEADER: BadCancel, DELIVER_NOW_HEADER: BadDeliverNow}
 
@@ -54,14 +51,11 @@ def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, re
     Null without the header; null and a rejection with `error` for one that is not usable.
     """
     rows, values = headers.single(name, error, rejections)
-    # Nearly all are written as they are kept.
-    is_plain = np.asarray(pc.match_substring_regex(values, _PLAIN_ID).fill_null(False))
     parsed: list[bytes | None] = []
-    for row, value in zip(rows[~is_plain].tolist(), values.filter(pa.array(~is_plain)).to_pylist(), strict=True):
+    for row, value in zip(rows.tolist(), values.to_pylist(), strict=True):
         try:
             parsed.append(id_text(parse_id(header_text(value))).encode())
         except ValueError as problem:
             parsed.append(None)
             rejections.reject(np.array([row]), error(f"{name} names a message: {problem}"))
-    ids = pa.concat_arrays([values.filter(pa.array(is_plain)), pa.array(parsed, pa.binary())])
-    return column_of(np.concatenate([rows[is_plain], rows[~is_plain]]), ids, count)
+    return column_of(rows, pa.array(parsed, pa.binary()), count)
