@@ -20,6 +20,8 @@ from state.repeats.schedule import Schedule
 
 # Perhaps in quotes, as `header_text` allows. Blanks are matched in one way alone, which takes linear time.
 _NEGATIVE = re.compile(rb'\s*(?:"\s*)?-[0-9]+\s*(?:"\s*)?')
+# What a step begins with that leaves something out.
+_STAR_OF_STEP = re.compile(r"\*(?=/(?!0*1(?:,|$)))")
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -92,7 +94,18 @@ def _nats_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:
     if text.startswith("@at"):
         return None
     zone = header_text(values["Nats-Schedule-Time-Zone"]) if "Nats-Schedule-Time-Zone" in values else None
-    return Schedule(parse_rule(text, zone))
+    return Schedule(parse_rule(_nats_cron(text), zone))
+
+
+def _nats_cron(text: str) -> str:
+    """Return a cron expression of NATS as others write it: there `?` is `*`, and a step restricts a day field.
+
+    `*/2` does not elsewhere: both day fields would have to match then, not either.
+    """
+    fields = text.replace("?", "*").split()
+    if len(fields) == 6 and "*" not in (fields[3], fields[5]):
+        fields[3], fields[5] = _STAR_OF_STEP.sub("1-31", fields[3]), _STAR_OF_STEP.sub("0-6", fields[5])
+    return " ".join(fields)
 
 
 def _activemq_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:

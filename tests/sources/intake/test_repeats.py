@@ -239,6 +239,12 @@ def test_forwarders_leave_messages_that_repeat_to_the_batches() -> None:
             [("Nats-Schedule", b"0 0 0 1 1 *"), ("Nats-Schedule-Time-Zone", b"Europe/Berlin")],
             Rule(cron="0 0 0 1 1 *", zone="Europe/Berlin"), None, 1_798_758_000_000,
         ),
+        ([("Nats-Schedule", b"0 0 0 ? 1 *")], Rule(cron="0 0 0 * 1 *"), None, 1_798_761_600_000),
+        # A step restricts: either field matches. The second of January is a Saturday.
+        ([("Nats-Schedule", b"0 0 0 */2 1 SAT")], Rule(cron="0 0 0 1-31/2 1 SAT"), None, 1_798_761_600_000),
+        ([("Nats-Schedule", b"0 0 0 2 1 */6")], Rule(cron="0 0 0 2 1 0-6/6"), None, 1_798_848_000_000),
+        ([("Nats-Schedule", b"0 0 0 */2 1 ?")], Rule(cron="0 0 0 */2 1 *"), None, 1_798_761_600_000),
+        ([("Nats-Schedule", b"0 0 0 */1 1 SAT")], Rule(cron="0 0 0 */1 1 SAT"), None, 1_798_848_000_000),
         ([("AMQ_SCHEDULED_CRON", b"0 0 1 1 *")], Rule(cron="0 0 1 1 *"), None, 1_798_761_600_000),
         (
             [("AMQ_SCHEDULED_PERIOD", b"60000"), ("AMQ_SCHEDULED_REPEAT", b"9"), ("AMQ_SCHEDULED_DELAY", b"5000")],
@@ -288,7 +294,7 @@ def test_each_schedule_of_others_is_read_once_a_table(monkeypatch: pytest.Monkey
 
     counting = replace(nats, repeat=Repeat(nats.repeat.headers, counted))
     monkeypatch.setitem(presets_module._BY_NAME, "nats", counting)
-    schedules = [b"@every 10m", b"0 0 0 */29 2 1#5", b"@every 1ms", b"@at 2027-01-01T00:00:00Z"]
+    schedules = [b"@every 10m", b"0 0 0 30 2 *", b"@every 1ms", b"@at 2027-01-01T00:00:00Z"]
     rows = [
         {"timestamp_ms": WRITTEN_MS, "offset": n, "headers": headers(("Nats-Schedule", schedules[n % 4]))}
         for n in range(40)
