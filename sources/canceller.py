@@ -48,7 +48,8 @@ class Answer:
     `result` and `reason` are codes (`state.reasons`), and `why` is the sentence for people, if there is one.
     `accepted` says whether the message that replaces it is accepted; None for a cancel. `name` is what an ask by a name
     asked for; then `id` is that of the message that has it, or None. `output` is where a message went that is too late,
-    if that is known: a JSON object (`docs/publish/cancelling.md`).
+    if that is known: a JSON object (`docs/publish/cancelling.md`). `occurrence` is the number of the last one of a
+    message that repeated and is cancelled; 0 if none came.
     """
 
     id: str | None
@@ -58,6 +59,7 @@ class Answer:
     accepted: bool | None = None
     name: str | None = None
     output: Any = None
+    occurrence: int | None = None
 
 
 class Canceller:
@@ -235,4 +237,4 @@ def _read(asked: str, by_name: bool, received: Received) -> Answer | None:
     identity, name = (fields.get("id"), asked) if by_name else (asked, None)
     result = str(fields.get("result", "unknown"))
     reason, why, accepted, output = map(fields.get, ("reason", "why", "accepted", "output"))
-    return Answer(identity, result, reason, why, accepted, name, output)
+    return Answer(identity, result, reason, why, accepted, name, output, fields.get("occurrence"))

@@ -94,9 +94,11 @@ def _lines() -> list[str]:
 def _json(answer: Answer) -> str:
     from streaming.status.json_values import json_line
 
-    fields = {"id": answer.id, "result": answer.result, "reason": answer.reason, "why": answer.why}
+    fields: dict[str, object] = {"id": answer.id, "result": answer.result, "reason": answer.reason, "why": answer.why}
     if answer.name is not None:
         fields["name"] = answer.name
     if answer.output is not None:
         fields["output"] = answer.output
+    if answer.occurrence is not None:
+        fields["occurrence"] = answer.occurrence
     return json_line(fields)

@@ -37,8 +37,8 @@ def cancel(
     job answers after its next batch. With --name, the request goes to the partition of a record with the name as its
     key. The settings must be the job's, because its policies say whether messages have names.
 
-    In JSON an answer has `id`, `result`, `reason` and `why`, and `name` or `output` if there is one. The codes `result`
-    and `reason` are stable (docs/publish/cancelling.md).
+    In JSON an answer has `id`, `result`, `reason` and `why`, and `name`, `output` or `occurrence` if there is one. The
+    codes `result` and `reason` are stable (docs/publish/cancelling.md).
 
     Exit codes: 0 all are cancelled; 3 at least one is too late; 4 the outcome of at least one is unknown; 1 at least
     one has no answer in time, or could not be requested.

@@ -96,4 +96,5 @@ def header(option: str, text: str) -> tuple[str, bytes]:
 def answer_row(answer: Answer) -> str:
     """Return an answer of the job to a cancel, or to a replacement, for people."""
     which = answer.id if answer.name is None else f"{answer.name}  {answer.id or '-'}"
-    return f"{which}  {answer.result}" + (f"  ({answer.why})" if answer.why else "")
+    last = "" if answer.occurrence is None else f"  last occurrence {answer.occurrence}"
+    return f"{which}  {answer.result}{last}" + (f"  ({answer.why})" if answer.why else "")

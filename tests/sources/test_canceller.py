@@ -4,6 +4,7 @@ What a broker does only by accident comes from a producer that fails on purpose.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER
 from state.reasons import Reason
 from streaming.cli.app import app
+from streaming.cli.options import answer_row
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings, MakeTopic
 from tests.messages import answer_value
@@ -87,6 +89,20 @@ def test_an_answer_says_where_the_message_went(settings: Settings, broker: Embed
         producer.flush()
         (came,) = canceller.answers(PATIENCE_MS)
     assert came.output == {"topic": "orders", "partition": 3, "offsets": [120, 163]}
+
+
+def test_an_answer_has_the_number_of_the_last_occurrence(settings: Settings, broker: EmbeddedBroker) -> None:
+    (topic,) = settings.topics.input
+    asked, ask = f"{topic}/0/40", f"{topic}/0/0"
+    with Canceller(settings) as canceller:
+        canceller.ask(asks_for(settings, [asked]))
+        value = json.dumps({"id": asked, "result": "cancelled", "reason": "withdrawn", "occurrence": 41})
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+        producer.flush()
+        (came,) = canceller.answers(PATIENCE_MS)
+    assert came.occurrence == 41
+    assert answer_row(came) == f"{asked}  cancelled  last occurrence 41"
 
 
 @pytest.mark.parametrize("value", [None, b"", b"no", b"[1]", b"\xff", b"[" * 100_000])
