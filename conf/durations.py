@@ -95,6 +95,12 @@ def format_duration(ms: float) -> str:
     return _shown(round(number, 1) if unit_ms > 1 and number < 10 else round(number), name)
 
 
+def written_duration(ms: int) -> str:
+    """Return a duration as settings and headers write it, exactly: `600_000` -> "10m"."""
+    unit, unit_ms = next((unit, unit_ms) for unit, unit_ms in reversed(_UNIT_MS.items()) if ms % unit_ms == 0)
+    return f"{ms // unit_ms}{unit}"
+
+
 def _shown(number: float, unit: str) -> str:
     text = f"{number:.1f}".removesuffix(".0")
     return f"{text} {unit.removesuffix('s') if text == '1' and len(unit) > 2 else unit}"

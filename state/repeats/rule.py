@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from cronsim import CronSim, CronSimError
 
-from conf.durations import format_duration, parse_duration_ms
+from conf.durations import parse_duration_ms, written_duration
 from conf.errors import ZoneMissing, quoted
 from state.header_values import MAX_INSTANT_MS
 from state.repeats.zones import instant_of, instant_with, next_change, offset_at, wall_time, zone_named
@@ -76,7 +76,7 @@ class Rule:
 
     def __str__(self) -> str:
         if self.interval_ms is not None:
-            return f"every {format_duration(self.interval_ms)}"
+            return f"every {written_duration(self.interval_ms)}"
         return self.cron if self.zone == DEFAULT_ZONE else f"{self.cron} ({self.zone})"
 
 

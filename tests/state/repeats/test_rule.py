@@ -124,6 +124,18 @@ def test_shortest_time_between_two(text: str, least_s: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("every 10m", "every 10m"), ("PT1H30M", "every 90m"), ("every 1500ms", "every 1500ms"),
+        ("every 7d", "every 1w"), ("@hourly", "0 * * * *"), ("0 9 * * mon-fri", "0 9 * * MON-FRI"),
+    ],
+)  # fmt: skip
+def test_a_rule_is_shown_as_publishers_write_it(text: str, shown: str) -> None:
+    assert str(parse_rule(text)) == shown
+    assert parse_rule(shown) == parse_rule(text)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "", "every", "every 0s", "every -1m", "every 1 month", "10m", "P1M", "* * * *", "* * * * * * *", "60 * * * *",

@@ -227,7 +227,7 @@ def test_page_shows_rule_and_next_three_instants_of_what_repeats(tmp_path: Path)
         page.shows("#messages tbody", rf"repeats 0 9 \* \* \* \(Europe/Berlin\), next {days}\nx: 1\n")
         # No more come after the fourth.
         minutes = "2027-01-01T00:00:00.000Z, 2027-01-01T00:10:00.000Z"
-        page.shows("#messages tbody", rf"repeats every 10 min, next {minutes}\nx: 1$")
+        page.shows("#messages tbody", rf"repeats every 10m, next {minutes}\nx: 1$")
         assert "delayline-" not in page.element("#messages tbody").text.replace("delayline-in", "")
 
 
