@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -127,20 +127,30 @@ def rows_among(
             yield source, rows[found], places[found]
 
 
+def placing(table: pa.Table) -> Callable[[pa.Table], npt.NDArray[np.int64]]:
+    """Return the function that returns for each message the row of `table` that has its id, or -1.
+
+    Both have the columns `ID`. Of several rows the first one counts. The table is sorted once, for all calls.
+    """
+    known = table.column("offset").to_numpy()
+    rows_of = {source: rows[np.argsort(known[rows], kind="stable")] for source, rows in by_source(table)}
+
+    def places(messages: pa.Table) -> npt.NDArray[np.int64]:
+        found = np.full(messages.num_rows, -1, dtype=np.int64)
+        offsets = messages.column("offset").to_numpy()
+        for source, rows in by_source(messages) if rows_of else ():
+            own = rows_of.get(source)
+            if own is not None:
+                at = own[np.minimum(np.searchsorted(known[own], offsets[rows]), len(own) - 1)]
+                found[rows] = np.where(known[at] == offsets[rows], at, -1)
+        return found
+
+    return places
+
+
 def places_in(table: pa.Table, messages: pa.Table) -> npt.NDArray[np.int64]:
     """Return for each message the row of `table` that has its id, or -1. Both have the columns `ID`."""
-    places = np.full(messages.num_rows, -1, dtype=np.int64)
-    if not table.num_rows or not messages.num_rows:
-        return places
-    known, offsets = (each.column("offset").to_numpy() for each in (table, messages))
-    rows_of = dict(by_source(table))
-    for source, rows in by_source(messages):
-        own = rows_of.get(source)
-        if own is not None:
-            own = own[np.argsort(known[own], kind="stable")]
-            at = own[np.minimum(np.searchsorted(known[own], offsets[rows]), len(own) - 1)]
-            places[rows] = np.where(known[at] == offsets[rows], at, -1)
-    return places
+    return placing(table)(messages)
 
 
 def id_text(identity: tuple[str, int, int]) -> str:

@@ -2,7 +2,8 @@
 
 Such a message was not kept, so it is in a row of due or of sealed messages (`state.buckets.operator`). It is taken out
 of there, gets its new due time, and is in another row: of due messages if it is due below the cutoff or at once, and of
-sealed ones if not. So what hands over, seals or counts the rows of a batch never meets the old due time.
+sealed ones if not. So what hands over, seals or counts the rows of a batch never meets the old due time. A message of
+an earlier batch is copied from its stored chunk in the same way, and stays there.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import DUE_NOW, KIND, is_message, kinds_of, repeats
 from state.message import decode_chunk, with_due_times
-from state.message_ids import ID, ID_SCHEMA, Ids, among, by_source, ids_in, rows_among, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in, placing, table_of
 from state.order import in_order
 from state.shards import by_shard
 
 # The messages to move, each once, and when they are due from then on (epoch ms). The batch hands over whatever is due
 # `at_once`, and such a message keeps its own due time if that is sooner.
 MOVES_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64())).append(pa.field("at_once", pa.bool_()))
+# The kind of a row of a stored chunk, which does not say it.
+_STORED = "stored"
 # So much of a shard is collected, until its moved messages become rows.
 _TOGETHER_BYTES = 32 * 1024 * 1024
 
@@ -53,41 +56,7 @@ def moves_to(retimed: pa.Table) -> pa.Table:
     return retimed.select([*ID, "deliver_at_ms"]).append_column(MOVES_SCHEMA.field("at_once"), at_once)
 
 
-def moving(moves: pa.Table, batch_settings: BatchSettings, bucket: int, cutoff_ms: int) -> ArrowFunction:
-    """Return the `mapInArrow` function that moves messages, among the rows of a batch (`SHARD_OUTPUT_SCHEMA`).
-
-    Args:
-        moves: the messages (`MOVES_SCHEMA`). Those that are not among the rows are ignored.
-        batch_settings: has the limits of a segment.
-        bucket: the bucket that the batch seals.
-        cutoff_ms: its cutoff, epoch ms.
-
-    All rows of a shard must go to one task: so the numbers of its new segments are unique.
-    """
-    own_moves = _Moves(moves)
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        moved = _Moved(batch_settings, bucket, cutoff_ms)
-        for batch in batches:
-            for row in batch.to_pylist():
-                if row["kind"] == FILLER:
-                    # The state stage is over, and a batch of large messages has hundreds of thousands.
-                    continue
-                messages = decode_chunk(row["chunk"]) if row["kind"] in (DUE, SEALED) else None
-                own = None if messages is None else own_moves.taken(messages)
-                if messages is None or own is None:
-                    yield _as_batch([row])
-                    continue
-                stays = messages.filter(pa.array(~own_moves.among(messages)))
-                if stays.num_rows:
-                    yield _as_batch(moved.rows_of(row["shard"]).without(row, stays))
-                yield from moved.add(row["shard"], own)
-        yield from moved.finish()
-
-    return run
-
-
-def moving_out(
+def moving(
     moves: pa.Table,
     places: pa.Table,
     first_ms: Callable[[int], int],
@@ -95,68 +64,64 @@ def moving_out(
     bucket: int,
     cutoff_ms: int,
 ) -> ArrowFunction:
-    """Return the `mapInArrow` function that copies messages of stored chunks to rows of due ones, with new due times.
+    """Return the `mapInArrow` function that moves messages, among the rows of a batch and in stored chunks.
 
     Args:
-        moves: as of `moving`, each `at_once`.
-        places: which of them are copied: the id of each, and the bucket of the chunk that has it.
+        moves: the messages (`MOVES_SCHEMA`). Those that are not there are ignored. All of stored chunks are `at_once`.
+        places: which of them are in stored chunks: the id of each, and the bucket of the chunk. The same id may be
+            that of another message in another bucket.
         first_ms: returns for a bucket the due time from which on messages count there, epoch ms.
-        batch_settings: as of `moving`.
-        bucket: as of `moving`.
-        cutoff_ms: as of `moving`.
+        batch_settings: has the limits of a segment.
+        bucket: the bucket that the batch seals.
+        cutoff_ms: its cutoff, epoch ms.
 
-    The input has the columns bucket and chunk.
+    The input is rows of `SHARD_OUTPUT_SCHEMA`, of which all of a shard must go to one task: so the numbers of its new
+    segments are unique. Or it has the columns bucket and chunk: of stored chunks, only the moved messages are output.
     """
-    buckets = places.column("bucket")
+    find, buckets = placing(moves), places.column("bucket")
     in_bucket = {each: ids_in(places.filter(pc.equal(buckets, each))) for each in buckets.unique().to_pylist()}
-    own_moves = {each: _Moves(moves.filter(pa.array(among(moves, ids)))) for each, ids in in_bucket.items()}
+    # Of which moves each bucket has the messages.
+    is_there = {each: among(moves, ids) for each, ids in in_bucket.items()}
+    nowhere = np.zeros(moves.num_rows, dtype=bool)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         moved = _Moved(batch_settings, bucket, cutoff_ms)
-        for batch in batches:
-            for number, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
-                if number not in own_moves:
-                    continue
-                messages = decode_chunk(chunk.as_py())
-                counts = messages.column("deliver_at_ms").to_numpy() >= first_ms(number)
-                own = own_moves[number].taken(messages.filter(pa.array(counts)))
-                if own is not None:
-                    for shard, messages in by_shard(own, batch_settings.shards):
-                        yield from moved.add(shard, messages)
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            kind = row.get("kind", _STORED)
+            if kind == FILLER:
+                # The state stage is over, and a batch of large messages has hundreds of thousands.
+                continue
+            if kind not in (DUE, SEALED, _STORED):
+                yield _as_batch([row])
+                continue
+            messages = decode_chunk(row["chunk"])
+            at = find(messages)
+            is_moved = (at >= 0) & is_message(messages) & ~repeats(messages)
+            if kind == _STORED:
+                counts = messages.column("deliver_at_ms").to_numpy() >= first_ms(row["bucket"])
+                is_moved &= counts & is_there.get(row["bucket"], nowhere)[at]
+            elif not is_moved.any():
+                yield _as_batch([row])
+            elif not is_moved.all():
+                stay = messages.filter(pa.array(~is_moved))
+                yield _as_batch(moved.rows_of(row["shard"]).without(row, stay))
+            if is_moved.any():
+                own = _as_moved(messages.filter(pa.array(is_moved)), moves.take(pa.array(at[is_moved])))
+                for shard, of_shard in by_shard(own, batch_settings.shards):
+                    yield from moved.add(shard, of_shard)
         yield from moved.finish()
 
     return run
 
 
-class _Moves:
-    """Moves, to be looked up for one chunk after the other without sorting them again."""
-
-    def __init__(self, moves: pa.Table) -> None:
-        """Take a table of `MOVES_SCHEMA`."""
-        offsets, dues, at_once = (moves.column(name).to_numpy() for name in ("offset", "deliver_at_ms", "at_once"))
-        in_order = {source: rows[np.argsort(offsets[rows])] for source, rows in by_source(moves)}
-        self._ids = {source: offsets[rows] for source, rows in in_order.items()}
-        self._terms = {source: (dues[rows], at_once[rows]) for source, rows in in_order.items()}
-
-    def among(self, messages: pa.Table) -> np.ndarray:
-        """Return which of `messages` are moved. Never dead letters, requests or messages that repeat, by any id."""
-        named = among(messages, self._ids)
-        return named & is_message(messages) & ~repeats(messages) if named.any() else named
-
-    def taken(self, messages: pa.Table) -> pa.Table | None:
-        """Return those of `messages` that are moved, with their new due times and the column at_once; None if none."""
-        are_moved = self.among(messages)
-        if not are_moved.any():
-            return None
-        own = messages.filter(pa.array(are_moved))
-        dues, at_once = own.column("deliver_at_ms").to_numpy().copy(), np.zeros(own.num_rows, dtype=bool)
-        for source, rows, places in rows_among(own, self._ids):
-            new_dues, are_at_once = (each[places] for each in self._terms[source])
-            dues[rows] = np.where(are_at_once, np.minimum(dues[rows], new_dues), new_dues)
-            at_once[rows] = are_at_once
-        kinds = pa.array(np.where(at_once, DUE_NOW, kinds_of(own)), KIND.type)
-        moved = with_due_times(own, dues).set_column(own.schema.get_field_index("kind"), KIND, kinds)
-        return moved.append_column("at_once", pa.array(at_once))
+def _as_moved(messages: pa.Table, moves: pa.Table) -> pa.Table:
+    """Return `messages` with what `moves`, one for each of them, give them: due time, kind, and the column at_once."""
+    dues, new_dues = (table.column("deliver_at_ms").to_numpy() for table in (messages, moves))
+    at_once = moves.column("at_once").to_numpy()
+    kinds = pa.array(np.where(at_once, DUE_NOW, kinds_of(messages)), KIND.type)
+    moved = with_due_times(messages, np.where(at_once, np.minimum(dues, new_dues), new_dues))
+    moved = moved.set_column(messages.schema.get_field_index("kind"), KIND, kinds)
+    return moved.append_column("at_once", pa.array(at_once))
 
 
 class _Moved:

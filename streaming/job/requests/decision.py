@@ -52,7 +52,7 @@ from state.reasons import Reason
 from streaming.job.requests.answers import answers_by
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
-from streaming.job.requests.search import Waiting
+from streaming.job.requests.search import NOTHING_WAITS, Waiting
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Decision:
     replaced: Mapping[MessageId, Successor] = field(default_factory=dict)
     moves: pa.Table = field(default_factory=MOVES_SCHEMA.empty_table)
     retimed: pa.Table = field(default_factory=RETIMED_SCHEMA.empty_table)
-    places: Waiting | None = None
+    places: Waiting = NOTHING_WAITS
     drops: bool = False
 
     @property
@@ -133,7 +133,7 @@ class Facts(NamedTuple):
     known_from: Mapping[tuple[str, int], int]
     replaced_before: Mapping[MessageId, MessageId]
     numbers: Mapping[MessageId, int]
-    waits: Waiting | None
+    waits: Waiting
     due_at_once_ms: int
 
 
@@ -174,7 +174,7 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     replaced |= {asked: ask.id for asked, ask in causes.items() if ask.id in accepted and ask.name is None}
     return Decision(
         answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
-        facts.named.retimed, None if facts.waits is None else facts.waits.among(delivered), dropped.num_rows > 0,
+        facts.named.retimed, facts.waits.among(delivered), dropped.num_rows > 0,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import InvariantViolated
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.moves import moving, moving_out
+from state.buckets.moves import moving
 from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
@@ -23,7 +23,7 @@ _ROWS = from_arrow_schema(SHARD_OUTPUT_SCHEMA)
 def with_moves(
     shard_output: DataFrame,
     store: BucketTable,
-    stored: Waiting | None,
+    stored: Waiting,
     moves: pa.Table,
     span: BatchSpan,
     batch_settings: BatchSettings,
@@ -33,26 +33,26 @@ def with_moves(
     Args:
         shard_output: what its state stage gives.
         store: the table.
-        stored: the messages among them that wait there, if any does. Then the rows of a shard are in several
+        stored: the messages among them that wait there. If there are any, the rows of a shard are in several
             partitions; and the ids that the batch stores must take these messages out of windows and merges.
         moves: the messages, and when they are due.
         span: the batch.
         batch_settings: its settings.
     """
-    moved = shard_output.mapInArrow(moving(moves, batch_settings, span.bucket, span.cutoff_ms), _ROWS)
-    if stored is None:
+    move = moving(moves, stored.places, stored.first_ms, batch_settings, span.bucket, span.cutoff_ms)
+    moved = shard_output.mapInArrow(move, _ROWS)
+    if not stored.places.num_rows:
         return moved
-    out = moving_out(moves, stored.places, stored.first_ms, batch_settings, span.bucket, span.cutoff_ms)
     chunks = store.chunks_at(stored.places, stored.version).select("bucket", "chunk")
-    return moved.union(chunks.mapInArrow(out, _ROWS))
+    return moved.union(chunks.mapInArrow(move, _ROWS))
 
 
-def check_moved(before: Iterable[Row], after: Iterable[Row], stored: Waiting | None) -> None:
+def check_moved(before: Iterable[Row], after: Iterable[Row], stored: Waiting) -> None:
     """Raise InvariantViolated if the rows of a batch lack messages that it had `before`, or that are `stored`.
 
     There may be more: of an input topic that was made anew, several have the same id.
     """
-    expected = _messages(before) + (0 if stored is None else count_of(ids_in(stored.places)))
+    expected = _messages(before) + count_of(ids_in(stored.places))
     if (found := _messages(after)) < expected:
         raise InvariantViolated(f"the batch has {found} messages once some are due at other times, and not {expected}")
 

@@ -98,14 +98,16 @@ class Waiting(NamedTuple):
         """The messages, as a table of `CANCELLED_SCHEMA`."""
         return self.places.select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
 
-    def among(self, ids: Ids) -> Waiting | None:
-        """Return those of `ids`; None if none of them is there."""
-        own = self.places.filter(pa.array(among(self.places, ids)))
-        return self._replace(places=own) if own.num_rows else None
+    def among(self, ids: Ids) -> Waiting:
+        """Return those of `ids`."""
+        return self._replace(places=self.places.filter(pa.array(among(self.places, ids))))
 
     def first_ms(self, bucket: int) -> int:
         """Return the due time, epoch ms, from which on messages of `bucket` wait."""
         return 0 if bucket == self.overdue_bucket else self.from_ms
+
+
+NOTHING_WAITS = Waiting(LOCATED_SCHEMA.empty_table(), 0, 0, None)
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Search:
     span: BatchSpan
     may_repeat: bool
     numbers: dict[MessageId, int] = field(default_factory=dict)
-    waits: Waiting | None = None
+    waits: Waiting = NOTHING_WAITS
 
     def asked_for(self, asks: pa.Table, repeating: Ids) -> Ids:
         """Return the ids that `asks` ask for (`ASK_SCHEMA`), but for messages that repeat and shall only be due now.
@@ -182,7 +184,7 @@ class Search:
         previous_ms = self.span.handed_over_below_ms
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
         overdue_bucket = None if self.span.batch_id else self.span.origin.overdue_bucket
-        nothing = Waiting(LOCATED_SCHEMA.empty_table(), 0, previous_ms, overdue_bucket)
+        nothing = NOTHING_WAITS._replace(from_ms=previous_ms, overdue_bucket=overdue_bucket)
         if not ids:
             return nothing
         # The index and chunks, of one version: a merge moves messages to other parts.

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from state import message_ids
 from state.buckets import moves as moves_module
-from state.buckets.moves import MOVES_SCHEMA, moving, moving_out
+from state.buckets.moves import MOVES_SCHEMA, moving
 from state.buckets.operator import DUE, FILLER, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import stored_rows
 from state.checkpoint.batch_settings import DelayPolicy
+from state.index.locate import LOCATED_SCHEMA
 from state.kinds import DUE_NOW, MESSAGE, REQUEST
 from state.message import decode_chunk, empty_messages, encode_chunk
+from state.message_ids import ID
 from state.order import in_order
 from state.shards import shards_of
 from tests.messages import messages, some_batch_settings
@@ -50,8 +54,14 @@ def batch_rows(every: pa.Table) -> list[dict[str, Any]]:
 
 
 def moved_rows(rows: list[dict[str, Any]], moves: dict[int, int]) -> list[dict[str, Any]]:
+    return moved_by(moves_of(moves), rows)
+
+
+def moved_by(moves: pa.Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a batch once these messages are moved, none of which is in a stored chunk."""
     batches = pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA).to_batches(max_chunksize=2)
-    return [row for each in moving(moves_of(moves), SETTINGS, BUCKET, CUTOFF_MS)(batches) for row in each.to_pylist()]
+    move = moving(moves, LOCATED_SCHEMA.empty_table(), lambda _: 0, SETTINGS, BUCKET, CUTOFF_MS)
+    return [row for each in move(batches) for row in each.to_pylist()]
 
 
 def dues_of(rows: list[dict[str, Any]], kind: str) -> dict[int, int]:
@@ -137,8 +147,7 @@ def test_moves_of_several_partitions_come_in_any_order() -> None:
     every = messages({"partition": own[0], "offset": own[1], "deliver_at_ms": 9_000} for own in ids)
     rows = [("delayline-in", *own, 2_000 + number, False) for number, own in enumerate(ids[::2])]
     moves = pa.Table.from_pylist([dict(zip(MOVES_SCHEMA.names, row, strict=True)) for row in rows], MOVES_SCHEMA)
-    batches = pa.Table.from_pylist(batch_rows(every), schema=SHARD_OUTPUT_SCHEMA).to_batches()
-    moved = [row for each in moving(moves, SETTINGS, BUCKET, CUTOFF_MS)(batches) for row in each.to_pylist()]
+    moved = moved_by(moves, batch_rows(every))
     sealed = [decode_chunk(row["chunk"]) for row in moved if row["kind"] == SEALED]
     found = {(row["partition"], row["offset"]): row["deliver_at_ms"] for each in sealed for row in each.to_pylist()}
     assert found == dict.fromkeys(ids, 9_000) | {own: 2_000 + number for number, own in enumerate(ids[::2])}
@@ -155,6 +164,19 @@ def test_many_moved_messages_become_rows_some_at_a_time(monkeypatch: pytest.Monk
     assert len(set(numbers)) == len(numbers)
 
 
+def test_moves_of_many_input_partitions_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = messages({"offset": at, "partition": at, "deliver_at_ms": 300} for at in range(200))
+    moves = every.select(ID).append_column("deliver_at_ms", pa.array([1] * 200)).append_column(
+        "at_once", pa.array([True] * 200)
+    )  # fmt: skip
+    rows = batch_rows(every)
+    by_source = Mock(side_effect=message_ids.by_source)
+    monkeypatch.setattr(message_ids, "by_source", by_source)
+    moved = moved_by(moves, rows)
+    assert by_source.call_count <= 1 + sum(row["kind"] in (DUE, SEALED) for row in rows)
+    assert len(dues_of(moved, DUE)) == 200
+
+
 def test_messages_of_stored_chunks_are_copied_to_due_rows_of_their_shards() -> None:
     settings = replace(SETTINGS, shard_keys=(0, 1))
     stored = messages(
@@ -164,23 +186,24 @@ def test_messages_of_stored_chunks_are_copied_to_due_rows_of_their_shards() -> N
         pa.RecordBatch.from_pydict({"bucket": [at], "chunk": [encode_chunk(stored.slice(at, 2))]}) for at in (0, 2)
     ]
     # The same id may be that of an old message in another bucket; and of one that is handed over, in the same.
-    chunks.append(pa.RecordBatch.from_pydict({"bucket": [4], "chunk": [encode_chunk(stored)]}))
+    chunks += [pa.RecordBatch.from_pydict({"bucket": [at], "chunk": [encode_chunk(own)]})
+               for at, own in ((4, stored), (2, stored.slice(0, 2)))]  # fmt: skip
     handed_over = messages([{"offset": 1, "deliver_at_ms": 40_000}])
     chunks.append(pa.RecordBatch.from_pydict({"bucket": [0], "chunk": [encode_chunk(handed_over)]}))
     places = pa.table({"topic": ["delayline-in"] * 3, "partition": [0] * 3, "offset": [1, 2, 3], "bucket": [0, 2, 2]})
     moves = moves_of({0: 1, 1: 10, 2: 20, 3: 5})
     for from_ms, expected in (
-        ({0: 50_000, 2: 50_000}, {1: 10, 2: 20, 3: 5}),
-        ({0: 50_000, 2: 60_000}, {1: 10}),
-        ({0: 60_000, 2: 0}, {2: 20, 3: 5}),
+        ({0: 50_000, 2: 50_000, 4: 0}, {1: 10, 2: 20, 3: 5}),
+        ({0: 50_000, 2: 60_000, 4: 0}, {1: 10}),
+        ({0: 60_000, 2: 0, 4: 0}, {2: 20, 3: 5}),
     ):
-        moved = moving_out(moves, places, from_ms.__getitem__, settings, BUCKET, CUTOFF_MS)(chunks)
+        moved = moving(moves, places, from_ms.__getitem__, settings, BUCKET, CUTOFF_MS)(chunks)
         rows = [row for each in moved for row in each.to_pylist()]
         assert dues_of(rows, DUE) == expected
         assert not dues_of(rows, SEALED)
     rows = [
         row
-        for each in moving_out(moves, places, lambda _: 0, settings, BUCKET, CUTOFF_MS)(chunks[:2])
+        for each in moving(moves, places, lambda _: 0, settings, BUCKET, CUTOFF_MS)(chunks[:2])
         for row in each.to_pylist()
     ]
     assert {row["shard"] for row in rows} == {0, 1}

@@ -15,6 +15,7 @@ from state.names import NAMED_SCHEMA
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
+from streaming.job.requests.search import NOTHING_WAITS
 from tests.messages import cancelled
 
 # When messages are due that are made due at once, epoch ms.
@@ -57,7 +58,7 @@ def decided(
         held=none,
         handed_over=none,
     )
-    facts = Facts(outcomes, named, none, NO_IDS, {}, replaced_before or {}, {}, None, NOW_MS)
+    facts = Facts(outcomes, named, none, NO_IDS, {}, replaced_before or {}, {}, NOTHING_WAITS, NOW_MS)
     return decide(table, facts, Undecided(0, 0, 1, 0))
 
 
