@@ -8,6 +8,7 @@ an earlier batch is copied from its stored chunk in the same way, and stays ther
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -129,7 +130,9 @@ class _Moved:
 
     def __init__(self, batch_settings: BatchSettings, bucket: int, cutoff_ms: int) -> None:
         self._batch_settings, self._bucket, self._cutoff_ms = batch_settings, bucket, cutoff_ms
+        # By shard. To ask a table for its bytes takes longer than to add it.
         self._tables: dict[int, list[pa.Table]] = {}
+        self._bytes: Counter[int] = Counter()
         self._rows: dict[int, ShardRows] = {}
 
     def rows_of(self, shard: int) -> ShardRows:
@@ -139,9 +142,9 @@ class _Moved:
         return known
 
     def add(self, shard: int, messages: pa.Table) -> Iterator[pa.RecordBatch]:
-        tables = self._tables.setdefault(shard, [])
-        tables.append(messages)
-        if sum(table.nbytes for table in tables) > _TOGETHER_BYTES:
+        self._tables.setdefault(shard, []).append(messages)
+        self._bytes[shard] += messages.nbytes
+        if self._bytes[shard] > _TOGETHER_BYTES:
             yield from self._flush(shard)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -150,6 +153,7 @@ class _Moved:
 
     def _flush(self, shard: int) -> Iterator[pa.RecordBatch]:
         messages = in_order(pa.concat_tables(self._tables.pop(shard)).combine_chunks())
+        del self._bytes[shard]
         is_due = np.asarray(messages.column("at_once")) | (
             messages.column("deliver_at_ms").to_numpy() < self._cutoff_ms
         )

@@ -209,6 +209,8 @@ class OccurrenceRows:
         self._occurring: Occurring | None = None
         self._seen = 0
         self._following, self._names = [empty_messages()], [NAMED_SCHEMA.empty_table()]
+        # To ask a table for its bytes takes longer than to add it.
+        self._following_bytes = 0
 
     def add(self, messages: pa.Table) -> None:
         """Take some of the due messages that repeat, for the first time."""
@@ -228,7 +230,8 @@ class OccurrenceRows:
         following = as_waiting(messages, waiting, list(own.following.items()), self._span.cutoff_ms)
         self._names.append(_names(messages, waiting, own, self._span.cutoff_ms))
         self._following.append(following)
-        if sum(each.nbytes for each in self._following) >= _TOGETHER_BYTES:
+        self._following_bytes += following.nbytes
+        if self._following_bytes >= _TOGETHER_BYTES:
             yield from self._sealed()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -252,7 +255,7 @@ class OccurrenceRows:
 
     def _sealed(self) -> Iterator[pa.RecordBatch]:
         following = in_order(pa.concat_tables(self._following).combine_chunks())
-        self._following = [empty_messages()]
+        self._following, self._following_bytes = [empty_messages()], 0
         if following.num_rows:
             yield _as_batch(self._rows.sealed(following))
 

@@ -24,7 +24,7 @@ from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID
 from state.order import in_order
 from state.shards import shards_of
-from tests.messages import messages, some_batch_settings
+from tests.messages import CountedTable, messages, some_batch_settings
 
 SETTINGS = some_batch_settings(segment_max_messages=3, policy=DelayPolicy(most_waiting=100))
 CUTOFF_MS, BUCKET, SHARDS = 1_000, 7, SETTINGS.shards
@@ -175,6 +175,13 @@ def test_moves_of_many_input_partitions_are_sorted_once(monkeypatch: pytest.Monk
     moved = moved_by(moves, rows)
     assert by_source.call_count <= 1 + sum(row["kind"] in (DUE, SEALED) for row in rows)
     assert len(dues_of(moved, DUE)) == 200
+
+
+def test_bytes_of_what_is_collected_are_asked_for_once() -> None:
+    moved, table = moves_module._Moved(SETTINGS, BUCKET, CUTOFF_MS), CountedTable()
+    for _ in range(9):
+        list(moved.add(0, table))
+    assert table.reads == 9
 
 
 def test_messages_of_stored_chunks_are_copied_to_due_rows_of_their_shards() -> None:

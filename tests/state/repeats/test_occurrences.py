@@ -18,14 +18,14 @@ from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.kinds import OCCURRENCE, REPEATING, is_delivered, is_message, repeats
-from state.message import decode_chunk
+from state.message import decode_chunk, empty_messages
 from state.message_ids import ID
 from state.names import named
 from state.order import OrderKey
 from state.repeats import occurrences
 from state.repeats.occurrences import OccurrenceRows, as_waiting, left_of_staged, waiting_in
 from state.repeats.schedule import ALL, MISSED, Occurrence
-from tests.messages import PARTITIONS, headers, records, some_batch_settings
+from tests.messages import PARTITIONS, CountedTable, headers, records, some_batch_settings
 
 MINUTE = 60_000
 START_MS = 1_798_000_000_000
@@ -113,6 +113,15 @@ def test_segments_of_occurrences_have_numbers_of_their_own() -> None:
     numbers = [row["segment"] for row in rows[SEALED]]
     assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
     assert numbers[0] >= 3 << 18
+
+
+def test_bytes_of_occurrences_that_wait_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = CountedTable()
+    monkeypatch.setattr(occurrences, "as_waiting", lambda *_: table)
+    rows = OccurrenceRows(SETTINGS, span_of(0, 0), SHARD)
+    for _ in range(9):
+        list(rows.staged(empty_messages()))
+    assert table.reads == 9
 
 
 def test_occurrences_of_an_outage_are_staged_in_turn_whatever_message_they_are_of(
