@@ -102,9 +102,8 @@ class LookedUp:
     - `retimed`: messages of the batch that take over another due time (`RETIMED_SCHEMA`)
     - `names`: the messages that have the names from now on, waiting or cancelled by name, as far as that is new
       (`NAMED_SCHEMA`)
-    - `held`: messages of earlier batches that are sealed and wait, unless they were cancelled (`CANCELLED_SCHEMA`).
-      What has a name is never in a mutable bucket.
-    - `handed_over`: those that are handed over (`CANCELLED_SCHEMA`)
+    - `earlier`: messages of earlier batches that got the names (`CANCELLED_SCHEMA`). Each is handed over, or waits in
+      the table unless it was cancelled: a message with a name is never in a mutable bucket.
     """
 
     asks: pa.Table
@@ -112,8 +111,7 @@ class LookedUp:
     superseded: pa.Table
     retimed: pa.Table
     names: pa.Table
-    held: pa.Table
-    handed_over: pa.Table
+    earlier: pa.Table
 
 
 def look_up(
@@ -224,22 +222,11 @@ def in_turn(
         for name, holder in known.items()
         if holder.keeps and name in turns and name not in newest and not turns[name].keeps
     }
-    held, handed_over = (
-        table_from(
-            [
-                (*each.id, *[each.deliver_at_ms] * 2)
-                for each in known.values()
-                if (each.deliver_at_ms >= previous_ms) == waits
-            ],
-            CANCELLED_SCHEMA,
-        )
-        for waits in (True, False)
-    )
     names = pa.concat_tables([table_from(given, NAMED_SCHEMA), _rows_of(lost)])
     retimed_rows = [(*ask.id, due_ms, max(due_ms, ask.deliver_at_ms or 0)) for ask, due_ms in retimed.values()]
     return LookedUp(
         _ask_table(asked), _ask_table(dropped), _messages(superseded), table_from(retimed_rows, RETIMED_SCHEMA), names,
-        held, handed_over,
+        _messages(known.values()),
     )  # fmt: skip
 
 
@@ -271,5 +258,5 @@ def _ask_table(asks: Iterable[Ask]) -> pa.Table:
     return table_from(rows, ASK_SCHEMA)
 
 
-def _messages(asks: Iterable[Ask]) -> pa.Table:
-    return table_from([(*ask.id, ask.deliver_at_ms, ask.deliver_at_ms) for ask in asks], CANCELLED_SCHEMA)
+def _messages(several: Iterable[Ask | Holder]) -> pa.Table:
+    return table_from([(*each.id, each.deliver_at_ms, each.deliver_at_ms) for each in several], CANCELLED_SCHEMA)

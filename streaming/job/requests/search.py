@@ -158,17 +158,18 @@ class Search:
         known = self.stored_ids.cancelled_among(not_found)
         outcomes.set(known.ids, Reason.WITHDRAWN)
         outcomes.set(self.stored_ids.moved_among(known.ids), Reason.MADE_DUE)
+        is_held = pc.greater_equal(named.earlier.column("until_ms"), self.span.handed_over_below_ms)
         # What shall be due at once must be found where it is, and so must what repeats.
         if not self.may_repeat:
-            held = among(named.held, outcomes.open_ids(but=delivering_ids(asks)))
-            outcomes.take(named.held.filter(pa.array(held)))
+            held = named.earlier.filter(is_held)
+            outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=delivering_ids(asks))))))
 
         def wanted(but: Ids = NO_IDS) -> Ids:
             # Of an input topic that was made anew, another message may have the id of one that was cancelled.
             return united([outcomes.open_ids(but), known.ids])
 
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
-        handed_over = ids_in(named.handed_over) if self.span.batch_id else NO_IDS
+        handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
         self.waits = self.waiting(wanted(but=handed_over), known, self.may_repeat)
         self.numbers |= self.waits.numbers
         outcomes.take(self._taken_of(self.waits.messages, asks))

@@ -55,8 +55,7 @@ def decided(
         superseded=none,
         retimed=RETIMED_SCHEMA.empty_table(),
         names=NAMED_SCHEMA.empty_table(),
-        held=none,
-        handed_over=none,
+        earlier=none,
     )
     facts = Facts(outcomes, named, none, NO_IDS, {}, replaced_before or {}, {}, NOTHING_WAITS, NOW_MS)
     return decide(table, facts, Undecided(0, 0, 1, 0))

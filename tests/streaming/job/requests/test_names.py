@@ -220,7 +220,7 @@ def test_after_an_outage_what_is_overdue_and_waits_has_its_name() -> None:
     rows = Rows(a=(1, due_ms, due_ms), b=(2, due_ms, due_ms), c=(3, PREVIOUS_MS - 1, FAR_MS))
     names = found(rows, (50, "a", FAR_MS), (51, "b", None), (52, "c", None))
     assert asked_in(names) == {50: 1, 51: 2, 52: -1}, "the last one is handed over, and due"
-    assert sorted(names.held.column("offset").to_pylist()) == [1, 2]
+    assert sorted(names.earlier.column("offset").to_pylist()) == [1, 2, 3]
 
 
 def test_the_name_of_what_is_accepted_overdue_is_stored_unless_the_batch_hands_it_over() -> None:
