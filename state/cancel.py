@@ -18,12 +18,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.kinds import Mask, is_message
-from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_from_texts, ids_in
+from state.message_ids import ID, Ids, among, ids_from_texts, ids_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -102,39 +101,6 @@ def without_named(messages: pa.Table, named: Mask) -> pa.Table:
     if not named.any():
         return messages
     return messages.filter(pa.array(~named | ~is_message(messages)))
-
-
-def ask_table(
-    requests: pa.Table,
-    names: pa.Array | None = None,
-    conditions: pa.Array | None = None,
-    dues_ms: pa.ChunkedArray | None = None,
-    wants_answers: pa.Array | None = None,
-    delivers: Mask | None = None,
-    repeating: Mask | None = None,
-) -> pa.Table:
-    """Return what each of `requests`, which are messages, asks for, as a table of `ASK_SCHEMA`.
-
-    Args:
-        requests: their keys are the ids that they ask for, unless they ask by `names`.
-        names: for each the name that it asks by (`state.names.named`).
-        conditions: for each the condition on which a message comes with it (`Ask`); null for a cancel.
-        dues_ms: for each when that message is due, epoch ms.
-        wants_answers: for each whether the publisher of a message that has a name wants an answer.
-        delivers: which of them ask that their message shall be due at once: none by default.
-        repeating: of which of them the message that comes with it repeats: none by default.
-    """
-    count = requests.num_rows
-    if names is None:
-        asked = asked_by(requests).columns[: len(ID)]
-    else:
-        asked = [pa.repeat(pa.scalar(part, field.type), count) for part, field in zip(NOTHING, ID_SCHEMA, strict=True)]
-    own = [requests.column(name) for name in ID]
-    published_ms = None if names is None or conditions is None else requests.column("timestamp_ms")
-    every = (conditions, dues_ms, names, published_ms, wants_answers)
-    terms = [pa.nulls(count) if each is None else each for each in every]
-    masks = (pa.array(np.zeros(count, dtype=bool) if each is None else each) for each in (delivers, repeating))
-    return pa.table([*asked, *own, *terms, *masks], names=ASK_SCHEMA.names).cast(ASK_SCHEMA)
 
 
 def asked_by(asks: pa.Table) -> pa.Table:

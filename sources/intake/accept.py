@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from conf.rejected import BadCancel, BadDeliverTo, MessageTooLarge, TopicNotAllowed, TopicUnknown
 from conf.sections import MOST_MESSAGE_BYTES
-from sources.intake.accepted import Accepted
+from sources.intake.accepted import ASKED, CONDITION, NAME, ROW_SCHEMA, Accepted, with_requests
 from sources.intake.admission import refuse_waiting
 from sources.intake.cancels import asked_keys, has_header
 from sources.intake.due_times import due_times
@@ -21,23 +21,20 @@ from sources.intake.envelopes import Envelope, cancels_by_key, check_cancels
 from sources.intake.expiry import check_expiry
 from sources.intake.header_case import REQUEST_HEADERS, check_case, message_headers
 from sources.intake.header_columns import Headers, Ints, Rejections, flatten, one_array, only, parse_distinct
-from sources.intake.names import ask_keys, asks_in, names_given, names_to_cancel, with_names
+from sources.intake.names import names_given, names_to_cancel, request_keys
 from sources.intake.partitioner import partitions_for
 from sources.intake.preset_headers import Preset
 from sources.intake.presets import presets_named
 from sources.intake.repeats import Repeats, find_repeats
-from sources.intake.replacements import check_replacements, with_replacements
+from sources.intake.replacements import replaced_ids
 from sources.intake.schedule import parse_deliver_to
 from sources.intake.stubs import header_counts, sizes, with_marks, with_stubs
-from state.cancel import ASK_SCHEMA, CANCEL_HEADER, DELIVER_NOW_HEADER
+from state.cancel import ALWAYS, CANCEL_HEADER, DELIVER_NOW_HEADER
 from state.checkpoint.batch_settings import NONE_REFUSED, BatchSettings, Refusal
-from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST, requests_in
-from state.message import HEADERS, MESSAGE_SCHEMA
-from state.names import CANCEL_NAME_HEADER, KEEP, OFF
+from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
+from state.message import HEADERS
+from state.names import CANCEL_NAME_HEADER, KEEP, OFF, REPLACE
 
-# The column of names, beside those of messages.
-NAME = "name"
-_ACCEPTED = MESSAGE_SCHEMA.append(pa.field(NAME, pa.binary()))
 # A subscriber with librdkafka sees none of a record's headers if there are more than 100,000.
 _MOST_HEADERS = 50_000
 
@@ -58,12 +55,7 @@ def accept(
     else:
         rows = np.argsort(np.concatenate([rows for rows, _, _ in groups]))
         table = pa.concat_tables(tables).take(pa.array(rows))
-    own = requests_in(table)
-    asks = asks_in(own, one_array(own.column(NAME))) if own.num_rows else ASK_SCHEMA.empty_table()
-    accepted = Accepted(table.select(MESSAGE_SCHEMA.names), asks)
-    # A message either replaces what it names by an id, or what has its name: so there is one request for each.
-    accepted = with_replacements(accepted, batch_settings, clock_ms)
-    return with_names(accepted, one_array(table.column(NAME)), batch_settings, clock_ms)
+    return with_requests(table, batch_settings, clock_ms)
 
 
 class Kind(Enum):
@@ -117,10 +109,7 @@ def divided(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
 def accept_group(
     records: pa.Table, kind: Kind, batch_settings: BatchSettings, clock_ms: int, refusal: Refusal = NONE_REFUSED
 ) -> pa.Table:
-    """Accept the `records` of a group that `divided` has returned.
-
-    The columns are those of `MESSAGE_SCHEMA`, and the name of each message that has one, or that a request asks by.
-    """
+    """Accept the `records` of a group that `divided` has returned, as a table of `ROW_SCHEMA`."""
     headers = flatten(one_array(records.column("headers")))
     # A record without a timestamp (-1) counts as written when its batch began.
     published = records.column("timestamp_ms").to_numpy().astype(np.int64)
@@ -133,7 +122,8 @@ def accept_group(
     record_keys = one_array(records.column("key"))
     names_read = REQUEST_HEADERS if kind is not Kind.MESSAGES else message_headers(batch_settings, policy, presets)
     check_case(headers, tuple(names_read), rejections)
-    given = pa.nulls(len(timestamps), pa.binary())
+    asked, given = (pa.nulls(len(timestamps), pa.binary()) for _ in range(2))
+    conditions = pa.nulls(len(timestamps), pa.string())
     envelope = Envelope(presets, headers, len(timestamps))
     repeats = Repeats(len(timestamps))
     if kind is not Kind.MESSAGES:
@@ -148,7 +138,6 @@ def accept_group(
             has_names = policy.names != OFF or any(preset.named for preset in presets)
             check_cancels(presets, headers, by_key, rejections)
             given = names_to_cancel(headers, record_keys, has_names, by_key, BadCancel, rejections)
-            asked = ask_keys(records.column("topic"), given)
     else:
         repeats = find_repeats(headers, len(timestamps), policy, presets, rejections)
         deliver_at, decided = due_times(
@@ -161,8 +150,12 @@ def accept_group(
         waits_from = np.where(repeats.rows, np.iinfo(np.int64).max, deliver_at)
         refuse_waiting(records, waits_from, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
-        check_replacements(headers, records, rejections)
+        # A message either replaces what it names by an id, or what has its name: so there is one request for each.
+        asked, conditions = replaced_ids(headers, records, rejections)
         given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
+        if given.null_count < len(given):
+            takes_name = ALWAYS if policy.name_mode == REPLACE else policy.name_mode
+            conditions = pc.if_else(given.is_valid(), takes_name, conditions)
         counts = np.array([batch_settings.partitions[name] for name in names], dtype=np.int64)[which]
         envelope.check_partitions(counts, rejections)
     carried, stubs = _check_sizes(records, envelope.growth(records), batch_settings, rejections)
@@ -178,12 +171,12 @@ def accept_group(
     is_rejected = pa.array(kinds == DEAD_LETTER)
     all_headers = one_array(carried.column("headers"))
     if kind is not Kind.MESSAGES:
-        keys = pc.if_else(is_rejected, keys, asked)
+        keys = pc.if_else(is_rejected, keys, request_keys(records.column("topic"), asked, given))
         values = pc.if_else(is_rejected, values, pa.scalar(None, values.type))
     elif envelope.rows_left(is_rejected):
         keys, all_headers = envelope.opened(records, keys, all_headers, is_rejected)
     if repeats.schedules:
-        keeps = batch_settings.name_mode(topic) == KEEP
+        keeps = policy.name_mode == KEEP
         all_headers, own = repeats.kept_headers(all_headers, topic, given, keeps, rejections.errors)
         kinds[own] = REPEATING
     names = [*names, batch_settings.dead_letter]
@@ -192,6 +185,7 @@ def accept_group(
     partitions = partitions_for(keys, input_partitions, counts)
     if kind is Kind.MESSAGES:
         partitions = envelope.partitions(partitions, counts, is_rejected)
+    asks = {ASKED: asked, NAME: given, CONDITION: conditions}
     columns = {
         "deliver_at_ms": deliver_at,
         "kind": kinds,
@@ -206,9 +200,9 @@ def accept_group(
         "key": keys,
         "value": values,
         "headers": all_headers,
-        NAME: given,
+        **{name: pc.if_else(is_rejected, None, column) for name, column in asks.items()},
     }
-    return pa.table(columns).cast(_ACCEPTED)
+    return pa.table(columns).cast(ROW_SCHEMA)
 
 
 def _route(

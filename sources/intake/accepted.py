@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sources.intake.cancels import has_header
 from sources.intake.header_columns import Ints, one_array, without_headers
+from sources.intake.names import request_keys
 from sources.intake.partitioner import partitions_for
+from state.cancel import (
+    ASK_ID,
+    ASK_SCHEMA,
+    CONDITION_HEADER,
+    DELIVER_NOW_HEADER,
+    NOTHING,
+    OPERATOR_HEADER,
+    REPLACES_HEADER,
+)
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import REQUEST, repeats
+from state.kinds import REQUEST, is_message, repeats
 from state.message import HEADERS, MESSAGE_SCHEMA
+from state.message_ids import ID, id_text, ids_from_texts
+from state.names import ANSWER_HEADER, named
 from state.order import request_due_ms
 from state.repeats.occurrences import waiting_in
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER
+
+# What a row asks for, as columns behind those of messages: the id of a message as binary; the name of a message, which
+# is the own one if a message comes with the request; and the condition of that message (`state.cancel.Ask`).
+ASKED, NAME, CONDITION = "asked", "name", "condition"
+# Accepted records. One that was rejected asks for nothing.
+ROW_SCHEMA = pa.schema([*MESSAGE_SCHEMA, (ASKED, pa.binary()), (NAME, pa.binary()), (CONDITION, pa.string())])
 
 
 class Accepted(NamedTuple):
@@ -29,19 +47,61 @@ class Accepted(NamedTuple):
     messages: pa.Table
     asks: pa.Table
 
-    def without_headers(self, rows: Ints, names: Sequence[str]) -> Accepted:
-        """Return these, but the messages in `rows` without their headers of these `names`."""
-        at = self.messages.schema.get_field_index("headers")
-        headers = one_array(self.messages.column(at).cast(HEADERS))
-        return self._replace(messages=self.messages.set_column(at, "headers", without_headers(headers, rows, names)))
 
-    def with_requests(self, requests: pa.Table, asks: pa.Table) -> Accepted:
-        """Return these and behind them `requests`, as messages, which ask for `asks`."""
-        return Accepted(pa.concat_tables([self.messages, requests]), pa.concat_tables([self.asks, asks]))
+def with_requests(rows: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
+    """Return `rows` (`ROW_SCHEMA`) as messages, and behind them the requests that come with messages.
+
+    Whatever is delivered lacks the headers that ask: a consumer that publishes it again means no second replacement,
+    and does not ask for an answer that nobody can give. An operator's name is for the answer alone.
+    """
+    messages = rows.select(MESSAGE_SCHEMA.names)
+    asks_by_id, asks_by_name = (np.asarray(rows.column(name).is_valid()) for name in (ASKED, NAME))
+    asks = asks_by_id | asks_by_name
+    if not asks.any():
+        return Accepted(messages, ASK_SCHEMA.empty_table())
+    comes_with_message = is_message(rows)
+    at = messages.schema.get_field_index("headers")
+    headers = one_array(messages.column(at).cast(HEADERS))
+    for own, names in (
+        (asks_by_id, (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER)),
+        (asks_by_name, (ANSWER_HEADER,)),
+    ):
+        headers = without_headers(headers, np.flatnonzero(own & comes_with_message), names)
+    asking = rows.drop_columns("value").filter(pa.array(asks))
+    requests = _request_rows(asking.filter(pa.array(is_message(asking))), batch_settings, clock_ms)
+    return Accepted(pa.concat_tables([messages.set_column(at, "headers", headers), requests]), _asks(asking))
 
 
-def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
-    """Return the requests that come with accepted `messages`, as messages with the same ids and `keys` (binary)."""
+def _asks(rows: pa.Table) -> pa.Table:
+    """Return what each of `rows` (`ROW_SCHEMA`, but for the value) asks for, as a table of `ASK_SCHEMA`."""
+    topics, names = (rows.column(name).to_pylist() for name in ("topic", NAME))
+    hashes = [None if name is None else named(topic, name) for topic, name in zip(topics, names, strict=True)]
+    is_request = ~is_message(rows)
+    # Or it is the name of another message.
+    has_no_name = is_request | np.asarray(rows.column(NAME).is_null())
+    # Which message has a name is looked up later.
+    asked = ids_from_texts(rows.column(ASKED).fill_null(id_text(NOTHING).encode()).cast(pa.string()))
+    columns = {
+        **dict(zip(ID, asked.columns, strict=True)),
+        **{name: rows.column(own) for name, own in zip(ASK_ID, ID, strict=True)},
+        "condition": rows.column(CONDITION),
+        "deliver_at_ms": pa.array(rows.column("deliver_at_ms").to_numpy(), mask=is_request),
+        "name": pa.array(hashes, pa.binary()),
+        "published_ms": pa.array(rows.column("timestamp_ms").to_numpy(), mask=has_no_name),
+        "wants_answer": pa.array(has_header(rows, ANSWER_HEADER), mask=has_no_name),
+        "delivers": has_header(rows, DELIVER_NOW_HEADER),
+        "repeats": repeats(rows),
+    }
+    return pa.table(columns).cast(ASK_SCHEMA)
+
+
+def _request_rows(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
+    """Return the requests that come with accepted `messages`, as messages with the same ids.
+
+    These have the columns of `ROW_SCHEMA`, but for the value.
+    """
+    asked, names = (one_array(messages.column(name)) for name in (ASKED, NAME))
+    keys = request_keys(messages.column("topic"), asked, names)
     published_ms, dues_ms = (messages.column(name).to_numpy() for name in ("timestamp_ms", "deliver_at_ms"))
     at_once = request_due_ms(published_ms, clock_ms, dues_ms)
     # No later occurrence may have its order key either.
@@ -54,7 +114,7 @@ def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettin
         headers = without_headers(one_array(headers.cast(HEADERS)), repeating, (SCHEDULE_HEADER, NUMBER_HEADER))
     partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
     input_partitions = messages.column("partition").to_numpy().astype(np.int64)
-    columns = {name: messages.column(name) for name in MESSAGE_SCHEMA.names} | {
+    columns = {name: messages.column(name) for name in messages.column_names} | {
         "deliver_at_ms": at_once,
         "kind": np.full(count, REQUEST, dtype=np.int8),
         "output_topic": pa.array([batch_settings.results] * count, pa.string()),
@@ -63,7 +123,7 @@ def request_rows(messages: pa.Table, keys: pa.Array, batch_settings: BatchSettin
         "value": pa.nulls(count),
         "headers": headers,
     }
-    return pa.table(columns).cast(MESSAGE_SCHEMA)
+    return pa.table(columns).select(MESSAGE_SCHEMA.names).cast(MESSAGE_SCHEMA)
 
 
 def _have_instants(messages: pa.Table, instants_ms: Ints) -> npt.NDArray[np.bool_]:

@@ -87,6 +87,8 @@ def column_of(rows: Ints, values: pa.Array, count: int) -> pa.Array:
 
 def without_headers(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Array:
     """Return the lists of `headers`, in the rows `own` without those with one of `names`."""
+    if not len(own):
+        return headers
     lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
     rows, flat = np.repeat(np.arange(len(headers)), lengths), headers.flatten()
     leaves = np.isin(rows, own) & np.asarray(pc.is_in(pc.struct_field(flat, 0), pa.array(names, pa.string())))

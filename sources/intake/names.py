@@ -10,23 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.rejected import BadName, Rejected
-from sources.intake.accepted import Accepted, request_rows
-from sources.intake.cancels import has_header
-from sources.intake.header_columns import Headers, Rejections, column_of, one_array, parse_choice, parse_distinct
+from sources.intake.header_columns import Headers, Rejections, column_of, parse_choice, parse_distinct
 from sources.intake.presets import name_messages
-from state.cancel import ALWAYS, DELIVER_NOW_HEADER, REPLACES_HEADER, ask_table
+from state.cancel import REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings
-from state.kinds import is_message, repeats
-from state.names import (
-    ANSWER_HEADER,
-    CANCEL_NAME_HEADER,
-    FROM_KEY,
-    MOST_NAME_BYTES,
-    NAME_HEADER,
-    OFF,
-    REPLACE,
-    named,
-)
+from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
 
 Mask = npt.NDArray[np.bool_]
 
@@ -84,61 +72,20 @@ def names_to_cancel(
     return names
 
 
-def asks_in(requests: pa.Table, names: pa.Array) -> pa.Table:
-    """Return what `requests` ask for (`ASK_SCHEMA`). Those that ask by a name are cancels, and have one of `names`."""
-    by_name = pc.is_valid(names)
-    by_id, own = requests.filter(pc.invert(by_name)), requests.filter(by_name)
-    delivers = has_header(by_id, DELIVER_NOW_HEADER)
-    return pa.concat_tables(
-        [ask_table(by_id, delivers=delivers), ask_table(own, _hashes(own.column("topic"), names.filter(by_name)))]
-    )
+def request_keys(topics: pa.ChunkedArray, asked: pa.Array, names: pa.Array) -> pa.Array:
+    """Return the keys of requests on input `topics`: the ids `asked`, or else the `names`. Each is binary.
 
-
-def with_names(accepted: Accepted, names: pa.Array, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
-    """Return what is `accepted`, and behind it a request for each message that has one of `names`.
-
-    It is for the message that has the name already. What is delivered does not have the header `ANSWER_HEADER`: a
-    consumer that publishes it again without the name would ask for what nobody can answer.
+    The key is the hash of a name that is a long key: a request has all headers of its record, and may not be much
+    larger than that.
     """
-    messages = accepted.messages.slice(0, len(names))
-    rows = np.flatnonzero(np.asarray(pc.is_valid(names)) & is_message(messages))
-    if not len(rows):
-        return accepted
-    own, given = messages.take(pa.array(rows)), names.take(pa.array(rows))
-    topics, wants_answers = own.column("topic"), has_header(own, ANSWER_HEADER)
-    requests = request_rows(own, ask_keys(topics, given), batch_settings, clock_ms)
-    asks = ask_table(
-        requests,
-        _hashes(topics, given),
-        _conditions(topics, batch_settings),
-        own.column("deliver_at_ms"),
-        pa.array(wants_answers),
-        repeating=repeats(own),
-    )
-    if wants_answers.any():
-        accepted = accepted.without_headers(rows[wants_answers], (ANSWER_HEADER,))
-    return accepted.with_requests(requests, asks)
-
-
-def ask_keys(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
-    """Return the keys of asks by `names` on input `topics`: the name, or its hash if it is a long key.
-
-    An ask has all headers of its record, and may not be much larger than that.
-    """
+    keys = pc.coalesce(asked, names)
     is_long = np.asarray(pc.greater(pc.binary_length(names), MOST_NAME_BYTES).fill_null(False))
     if not is_long.any():
-        return names
+        return keys
     rows = pa.array(np.flatnonzero(is_long))
-    short = [name.hex().encode() for name in _hashes(topics.take(rows), names.take(rows)).to_pylist()]
-    return pc.replace_with_mask(names, pa.array(is_long), pa.array(short, names.type))
-
-
-def _conditions(topics: pa.ChunkedArray, batch_settings: BatchSettings) -> pa.Array:
-    """Return on which condition each message on the input `topics` takes its name."""
-    encoded = one_array(topics).dictionary_encode()
-    modes = map(batch_settings.name_mode, encoded.dictionary.to_pylist())
-    of_topics = [ALWAYS if mode == REPLACE else mode for mode in modes]
-    return pa.array(of_topics, pa.string()).take(encoded.indices)
+    long = zip(topics.take(rows).to_pylist(), names.take(rows).to_pylist(), strict=True)
+    short = pa.array([named(topic, name).hex().encode() for topic, name in long], keys.type)
+    return pc.replace_with_mask(keys, pa.array(is_long), short)
 
 
 def _check_answers(headers: Headers, names: pa.Array, rejections: Rejections) -> None:
@@ -148,11 +95,6 @@ def _check_answers(headers: Headers, names: pa.Array, rejections: Rejections) ->
     unnamed = BadName(f"{ANSWER_HEADER} has no meaning on a message without a name: nothing is decided about it")
     rejections.reject(rows[has_none], unnamed)
     parse_distinct(rows, values, partial(parse_choice, ANSWER_HEADER, ("true",), BadName), rejections)
-
-
-def _hashes(topics: pa.ChunkedArray, names: pa.Array) -> pa.Array:
-    """Return what stands for each of `names` on its input topic."""
-    return pa.array(map(named, topics.to_pylist(), names.to_pylist()), pa.binary())
 
 
 def _in_header(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:

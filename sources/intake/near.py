@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sources.intake.accept import NAME, Kind, accept_group, divided
-from sources.intake.cancels import has_header
-from state.cancel import REPLACES_HEADER
+from sources.intake.accept import Kind, accept_group, divided
+from sources.intake.accepted import ASKED, NAME
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import is_message, repeats
 from state.message import MESSAGE_SCHEMA, empty_messages
@@ -44,8 +43,8 @@ def accept_near(records: pa.Table, batch_settings: BatchSettings, clock_ms: int,
             is_urgent = True
             continue
         messages = accept_group(own, kind, batch_settings, clock_ms)
-        is_plain = is_message(messages) & np.asarray(pc.is_null(messages.column(NAME)))
-        is_plain &= ~(has_header(messages, REPLACES_HEADER) | repeats(messages))
+        is_plain = is_message(messages) & ~repeats(messages)
+        is_plain &= np.asarray(pc.and_(messages.column(ASKED).is_null(), messages.column(NAME).is_null()))
         is_urgent |= not is_plain.all()
         is_near = is_plain & (messages.column("deliver_at_ms").to_numpy() < before_ms)
         if is_near.any():

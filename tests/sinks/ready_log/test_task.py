@@ -12,7 +12,7 @@ from sinks.ready_log import task
 from sinks.ready_log.task import Cancels, hand_over_chunks
 from sinks.ready_log.writer_host import Sent
 from state.answers import answers_to
-from state.cancel import ask_table
+from state.cancel import asked_by
 from state.kinds import ANSWER, MESSAGE, REQUEST
 from state.message import encode_chunk
 from state.message_ids import ids_of
@@ -111,7 +111,7 @@ def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: 
     # The ask of a replacement has its id.
     ask = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": None}
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, ask, {"offset": 2, "deliver_at_ms": 21})
-    answers = answers_to(ask_table(messages([ask])), [Reason.RELEASED])
+    answers = answers_to(asked_by(messages([ask])), [Reason.RELEASED])
     value = answers.column("value")[0].as_py()
     run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), answers=answers), chunk)
     assert [(row["offset"], row["kind"], row["value"]) for row in handed_over] == [

@@ -10,9 +10,9 @@ import pytest
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
 from state.answers import answered, answers_to
-from state.cancel import Ask, ask_table, asks_of
+from state.cancel import ASK_ID, asked_by, asks_of
 from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST, requests_in
-from state.message_ids import parse_id
+from state.message_ids import ID, parse_id
 from state.reasons import Reason
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
 
@@ -123,7 +123,9 @@ def test_ids_are_read_in_each_form_and_kept_in_one() -> None:
     assert [row["key"] for row in rows[: len(given)]] == kept
     assert {row["error_code"] for row in rows[len(given) :]} == {"bad-cancel"}
     table = messages({"offset": at, "kind": REQUEST, "key": key, "value": None} for at, key in enumerate(kept))
-    assert [each.asked for each in asks_of(ask_table(table))] == [parse_id(key.decode()) for key in kept]
+    assert asked_by(table).select(ID).to_pylist() == [
+        dict(zip(ID, parse_id(key.decode()), strict=True)) for key in kept
+    ]
 
 
 def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
@@ -134,9 +136,8 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
             {"offset": 3, "key": b"k", "error_code": "bad-cancel"},
         ]
     )
-    asks = ask_table(requests_in(table))
-    (found,) = asks_of(asks)
-    assert found == Ask(("delayline-in", 0, 2), ("in", 3, 4))
+    asks = asked_by(requests_in(table))
+    assert asks.to_pylist() == [dict(zip((*ID, *ASK_ID), ("in", 3, 4, "delayline-in", 0, 2), strict=True))]
     filled = answered(table, answers_to(asks, [Reason.RELEASED]))
     assert filled.column("kind").to_pylist() == [MESSAGE, ANSWER, DEAD_LETTER]
     values = filled.column("value").to_pylist()

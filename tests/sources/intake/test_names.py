@@ -41,6 +41,28 @@ def test_a_message_with_a_name_is_itself_and_an_ask_for_what_has_the_name() -> N
     assert found == Ask((TOPIC, 0, 1), NOTHING, ALWAYS, WRITTEN_MS + 5_000, name, WRITTEN_MS, wants_answer=False)
 
 
+def test_headers_of_replacements_mean_nothing_on_a_message_with_a_name() -> None:
+    given = headers(NAME, ("delayline-if", b"never"), ("delayline-operator", b"Ada"), DELAY)
+    (message, _), (ask,) = accepted({"headers": given}, mode="keep")
+    assert (message["error_code"], message["headers"], ask.condition) == (None, given, KEEP)
+
+
+def test_requests_are_behind_all_messages_in_the_order_of_their_records() -> None:
+    replaces = ("delayline-replaces", b"in/0/7")
+    marks = [
+        NAME,
+        replaces,
+        ("delayline-cancel", b"in/0/7"),
+        ("x", b""),
+        NAME,
+        ("delayline-cancel-name", b"a"),
+        replaces,
+    ]
+    messages, asks = accepted(*({"headers": headers(each)} for each in marks))
+    assert [message["offset"] for message in messages] == [*range(7), 0, 1, 4, 6]
+    assert [ask.id[2] for ask in asks] == [0, 1, 2, 4, 5, 6]
+
+
 def test_the_policy_says_on_each_topic_what_a_message_keeps() -> None:
     keeping = {topic: DelayPolicy(names="header", name_mode=mode) for topic, mode in (("x", KEEP), ("y", KEEP_TIME))}
     rows = [{"topic": topic, "headers": headers(NAME)} for topic in ("x", TOPIC, "x", "y")]
