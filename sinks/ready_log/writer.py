@@ -40,7 +40,8 @@ class HandOverPlan:
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
     - `transaction_bytes`: about how much a transaction may have. Its messages are kept until it is committed, since it
       may have to be written again
-    - `occurrences_below_ms`: what the markers of shards say, if anything (`state.checkpoint.progress.Progress`)
+    - `occurrences_below_ms`, `followed_batch`: what markers say (`state.checkpoint.progress.Progress`), the former of
+      some shards
     """
 
     application_id: str
@@ -58,6 +59,7 @@ class HandOverPlan:
     most_deliveries: int = MOST_DELIVERIES
     transaction_bytes: int = 64 * 1024 * 1024
     occurrences_below_ms: dict[int, int] = field(default_factory=dict)
+    followed_batch: int = -1
 
 
 class FencedBySibling(Exception):

@@ -80,6 +80,11 @@ class HandedOver:
         return max(marker.batch.previous_ms for marker in self.markers)
 
     @property
+    def followed_batch(self) -> int:
+        """The newest batch whose following occurrences the markers know to be in the table; -1 if there is none."""
+        return max(marker.followed_batch for marker in self.markers)
+
+    @property
     def input_ids(self) -> InputIds:
         """The input topics that the newest batch has read."""
         return self.newest.input_ids or self.origin.input_ids

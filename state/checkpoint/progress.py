@@ -126,6 +126,7 @@ class Progress:
 
     `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
     no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
+    `followed_batch` is the newest batch whose following occurrences the table had then; -1: of none.
     """
 
     batch: BatchSpan
@@ -133,6 +134,7 @@ class Progress:
     last: OrderKey | None = None
     handed_over: int = 0
     occurrences_below_ms: int | None = None
+    followed_batch: int = -1
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""

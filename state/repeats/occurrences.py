@@ -195,6 +195,19 @@ def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms
     return as_waiting(messages, waiting, left)
 
 
+def left_of_lost(messages: pa.Table, last: OrderKey) -> pa.Table:
+    """Return the occurrences of `messages` that wait if everything up to `last` is staged, and what followed is lost.
+
+    Which occurrences were missed is not known. Each gets the number that it has if none was: no lower one than before.
+    """
+    waiting, left = waiting_in(messages), []
+    ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
+    for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
+        later = each.schedule.later(each.occurrence, last.deliver_at_ms)
+        left += [(row, one) for one in islice((one for one in later if OrderKey(one.at_ms, *own) > last), 1)]
+    return as_waiting(messages, waiting, left)
+
+
 class OccurrenceRows:
     """Makes the rows of a batch (`SHARD_OUTPUT_SCHEMA`) for the messages of one shard that repeat.
 

@@ -83,6 +83,18 @@ class Schedule:
             number += 1
             next_ms, next_from_ms = self._after(next_ms, next_from_ms), None
 
+    def later(self, first: Occurrence, from_ms: int) -> Iterator[Occurrence]:
+        """Yield what comes at `from_ms` (epoch ms) or later, if nothing is missed from `first` on."""
+        number, at_ms, _ = first
+        interval_ms = self.rule.interval_ms
+        if interval_ms is not None and (skipped := (from_ms - at_ms) // interval_ms) > 0:
+            first = Occurrence(number + skipped, at_ms + skipped * interval_ms)
+        for each in self.coming(first, False, 0):
+            if self.until_ms is not None and each.at_ms > self.until_ms:
+                return
+            if each.at_ms >= from_ms:
+                yield each
+
     def upcoming(self, first: Occurrence, most: int) -> list[Occurrence]:
         """Return `first`, and what comes after it if nothing is missed: `most` at the most."""
         return list(islice(self.coming(first, False, 0), most))

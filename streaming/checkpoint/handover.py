@@ -78,6 +78,17 @@ def writer_of_following(checkpoint: str) -> str:
     return f"{checkpoint}-following"
 
 
+def followed_batch(store: BucketTable, checkpoint: str) -> int:
+    """Return the newest batch of `checkpoint` whose following occurrences the table has; -1 if it has none."""
+    newest = store.newest_of(writer_of_following(checkpoint))
+    return -1 if newest is None else newest
+
+
+def writer_of_repair(checkpoint: str) -> str:
+    """Return the writer that is fenced once `repair` has removed messages that repeat from the table."""
+    return f"{checkpoint}-repair"
+
+
 def newest_sealed(store: BucketTable, checkpoint: str) -> int | None:
     """Return the newest batch of `checkpoint` that has stored messages in the table, or None."""
     several = (store.newest_of(writer_id) for writer_id in (checkpoint, writer_of_following(checkpoint)))

@@ -66,7 +66,14 @@ from streaming.operations.reread import (
     warn_of_left_out,
 )
 from streaming.operations.rest import Rest
-from streaming.operations.schedules import Superseded, as_holders, as_left_rows, left_in_table, superseded_in
+from streaming.operations.schedules import (
+    Superseded,
+    as_holders,
+    as_left_rows,
+    lacks_following,
+    left_in_table,
+    superseded_in,
+)
 from streaming.operations.table_contents import (
     buckets_of_ids,
     ids_left,
@@ -182,7 +189,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     taken = taken_records(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
     sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
-    repeating = left_in_table(store, handed_over, with_ids(not_there, recalled), sealed_in)
+    is_older = lacks_following(store, handed_over)
+    repeating = left_in_table(store, handed_over, with_ids(not_there, recalled), sealed_in, is_older)
     if repeating is not None:
         repeating = repeating.persist()
     superseded = Superseded() if repeating is None else superseded_in(repeating)
@@ -209,7 +217,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         # Mostly nobody asks for these again.
         retimed = retimed.filter(pa.array(~in_bitmaps(retimed, with_ids(in_table, cancelled))))
-        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved, retimed)
+        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved, retimed, is_older)
         overdue = overdue_in_table(store, cancelled, moved, superseded, origin)
         if repeating is not None:
             overdue = overdue.union(repeating.mapInArrow(as_left_rows(origin.shards), from_arrow_schema(LEFT_SCHEMA)))

@@ -24,6 +24,7 @@ from state.buckets.parts import IdRows
 from state.checkpoint.batch_settings import PRECISION_BITS
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
+from streaming.checkpoint.handover import writer_of_repair
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
@@ -105,6 +106,9 @@ def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: boo
     )
     guard.check()
     if result.taken_out:
+        if handed_over and any(each.described is None or each.described.repeats for each in corruption.segments):
+            # The present occurrence of a message that repeats may be gone, and the one before be left, or the record.
+            store.fence(writer_of_repair(handed_over.origin.checkpoint))
         with repaired(store, corruption, PRECISION_BITS) as (partitions, rows):
             # Before the commit, which removes the ids from the table.
             _write(report, result)

@@ -42,7 +42,7 @@ class Rest:
 
     `recalled` is what release processes have recalled, which is not left either, and `moved` what batches have moved.
     `now_ms` is the time at which the rest is accepted, epoch ms. `retimed` are messages that have taken over a due time
-    (`RETIMED_SCHEMA`).
+    (`RETIMED_SCHEMA`). `is_older` says whether the table lacks what followed messages that repeat.
     """
 
     handed_over: HandedOver
@@ -53,6 +53,7 @@ class Rest:
     now_ms: int
     moved: Moved
     retimed: pa.Table = field(default_factory=RETIMED_SCHEMA.empty_table)
+    is_older: bool = False
 
     def messages(self) -> ArrowFunction:
         """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
@@ -122,7 +123,7 @@ class Rest:
                 left = self.moved.left_of(messages.filter(pa.array(~(are_handed_over | stored))))
                 staged = are_handed_over & ~stored & repeats(messages)
                 if staged.any():
-                    following = left_of_input(messages.filter(pa.array(staged)), self.handed_over)
+                    following = left_of_input(messages.filter(pa.array(staged)), self.handed_over, self.is_older)
                     left = pa.concat_tables([left, following]).combine_chunks()
                 yield accepted, left
 

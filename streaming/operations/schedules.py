@@ -3,11 +3,13 @@
 A batch stores the occurrences that follow once it has handed over the others (`state.repeats.occurrences`). So of each
 message that repeats the table's last occurrence counts. If the newest batch has taken it, that was cut off before it
 stored what follows: what is left is worked out again, by the marker of that batch. If a batch before has taken it, it
-was the last of all.
+was the last of all; unless the table lacks what followed, as after a restore. Then the rule goes on after what is
+staged.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -27,10 +29,15 @@ from state.kinds import repeats
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID, ID_SCHEMA, places_in
 from state.name_holders import HOLDER_SCHEMA
-from state.repeats.occurrences import left_of_staged, waiting_in
+from state.order import OrderKey
+from state.repeats.occurrences import left_of_lost, left_of_staged, waiting_in
+from state.shards import by_shard
+from streaming.checkpoint.handover import followed_batch, writer_of_repair
 
-# An occurrence in the table that no batch before the newest has taken: its number, whether it is cancelled, and its
-# message, as a chunk.
+log = logging.getLogger(__name__)
+
+# An occurrence in the table: its number, whether it is cancelled, whether a batch before the newest has taken it, and
+# its message, as a chunk.
 _OCCURRENCES = pa.schema(
     [
         *ID_SCHEMA,
@@ -38,6 +45,7 @@ _OCCURRENCES = pa.schema(
         ("deliver_at_ms", pa.int64()),
         ("bucket", pa.int64()),
         ("is_gone", pa.bool_()),
+        ("is_taken", pa.bool_()),
         ("chunk", pa.binary()),
     ]
 )
@@ -72,21 +80,38 @@ class Superseded:
         return np.asarray(are_before & repeats(messages))
 
 
+def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
+    """Return whether the table lacks following occurrences that it had: it is a copy, or was made anew or repaired.
+
+    An occurrence that was taken, and has none after it, says nothing by itself: a message that was cancelled long ago
+    may still be in the table, and its id is forgotten.
+    """
+    checkpoint = handed_over.origin.checkpoint
+    is_older = followed_batch(store, checkpoint) < handed_over.followed_batch
+    if is_older:
+        log.warning(
+            "the table of sealed buckets is older than the ready log, so it lacks the present occurrences of messages "
+            "that repeat. Each schedule continues behind what is staged. Numbers may have gaps, so a count may end "
+            "early. Schedules that were cancelled since come again: cancel them again"
+        )
+    return is_older or store.is_fenced(writer_of_repair(checkpoint))
+
+
 def left_in_table(
-    store: BucketTable, handed_over: HandedOver, gone: OffsetBitmaps, sealed_in: int | None
+    store: BucketTable, handed_over: HandedOver, gone: OffsetBitmaps, sealed_in: int | None, is_older: bool
 ) -> DataFrame | None:
     """Return what the lost job left of messages that repeat and that it had sealed (`_LEFT`); None if there are none.
 
     `gone` are the messages that are cancelled, or recalled. An earlier try has sealed what was left in the bucket
     `sealed_in`, and may have cancelled some. What is superseded depends on neither: the new checkpoint must begin with
-    the cutoff of the first try.
+    the cutoff of the first try. `is_older` is what `lacks_following` says.
     """
     if not any(row["repeats"] for row in store.metadata()):
         return None
     chunks = store.repeating_chunks()
     if sealed_in is not None:
         chunks = chunks.where(f"bucket <> {sealed_in}")
-    every = chunks.mapInArrow(_occurrences(handed_over, gone), from_arrow_schema(_OCCURRENCES))
+    every = chunks.mapInArrow(_occurrences(handed_over, gone, is_older), from_arrow_schema(_OCCURRENCES))
     by_id = every.repartition(*ID).sortWithinPartitions(*ID, "number", "deliver_at_ms", "bucket")
     return by_id.mapInArrow(_left(handed_over), from_arrow_schema(_LEFT))
 
@@ -115,12 +140,16 @@ def as_holders(left: DataFrame, bucket: int) -> DataFrame:
     return named
 
 
-def left_of_input(messages: pa.Table, handed_over: HandedOver) -> pa.Table:
+def left_of_input(messages: pa.Table, handed_over: HandedOver, is_older: bool) -> pa.Table:
     """Return what waits of `messages` that were accepted again, repeat, and are handed over.
 
-    Only of those that the newest batch has read: batches before have stored what follows.
+    Batches before the newest have stored what follows those that they have read, unless the table `is_older`.
     """
-    return left_by(handed_over, messages.filter(pa.array(~handed_over.before_newest(messages))))
+    before = handed_over.before_newest(messages)
+    left = left_by(handed_over, messages.filter(pa.array(~before)))
+    if not (is_older and before.any()):
+        return left
+    return pa.concat_tables([left, _left_of_lost(handed_over, messages.filter(pa.array(before)))]).combine_chunks()
 
 
 def left_by(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
@@ -136,13 +165,28 @@ def left_by(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
     return pa.concat_tables([empty_messages(), *left]).combine_chunks()
 
 
-def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps) -> ArrowFunction:
+def _left_of_lost(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
+    """Return what waits of `messages` that repeat and that batches before the newest have taken, without a trace."""
+    newest, left = handed_over.newest, [empty_messages()]
+    for shard, own in by_shard(messages, len(handed_over.markers)):
+        marker = handed_over.markers[shard]
+        last = OrderKey(newest.previous_ms, "", 0, 0)
+        if marker.batch.batch_id == newest.batch_id and marker.last is not None:
+            below_ms = marker.occurrences_below_ms
+            end_ms = newest.cutoff_ms if below_ms is None else below_ms
+            last = max(last, min(marker.last, OrderKey(end_ms, "", 0, 0)))
+        left.append(left_of_lost(own, last))
+    return pa.concat_tables(left).combine_chunks()
+
+
+def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps, is_older: bool) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
                 is_taken = handed_over.of_bucket_before_newest(messages, bucket)
-                messages = messages.filter(pa.array(repeats(messages) & ~is_taken))
+                counts = repeats(messages) & (is_older | ~is_taken)
+                messages, is_taken = messages.filter(pa.array(counts)), is_taken[counts]
                 if not messages.num_rows:
                     continue
                 numbers = [each.occurrence.number for each in waiting_in(messages)]
@@ -153,6 +197,7 @@ def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps) -> ArrowFunction:
                     messages.column("deliver_at_ms"),
                     pa.array([bucket] * messages.num_rows, pa.int64()),
                     pa.array(in_bitmaps(messages, gone)),
+                    pa.array(is_taken),
                     pa.array(chunks, pa.binary()),
                 ]
                 yield from pa.table(columns, schema=_OCCURRENCES).to_batches()
@@ -173,6 +218,11 @@ def _left(handed_over: HandedOver) -> ArrowFunction:
 
 def _left_of_one(handed_over: HandedOver, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield rows of `_LEFT` for a message, from those of its occurrences in the table (`_OCCURRENCES`), in turn."""
+    rows, taken = [row for row in rows if not row["is_taken"]], rows
+    if not rows:
+        if not taken[-1]["is_gone"]:
+            yield from _as_left(taken[-1], _left_of_lost(handed_over, decode_chunk(taken[-1]["chunk"])))
+        return
     *before, last = rows
     superseded = [row["deliver_at_ms"] for row in before]
     message, is_due = decode_chunk(last["chunk"]), last["deliver_at_ms"] < handed_over.newest.cutoff_ms
@@ -180,11 +230,16 @@ def _left_of_one(handed_over: HandedOver, rows: list[dict[str, Any]]) -> Iterato
         # What has waited longer than its instant, or was missed, lies behind what is staged.
         if not handed_over.of_bucket(message, last["bucket"])[0]:
             superseded.append(last["deliver_at_ms"])
-        left = left_by(handed_over, message)
-        if left.num_rows and not last["is_gone"]:
-            schedule = waiting_in(left)[0].schedule
-            due_ms = left.column("deliver_at_ms")[0].as_py()
-            names = {"name": schedule.name or None, "keeps": schedule.keeps_name, "deliver_at_ms": due_ms}
-            yield {**last, **names, "chunk": encode_chunk(left)}
+        if not last["is_gone"]:
+            yield from _as_left(last, left_by(handed_over, message))
     if superseded:
         yield {**last, "deliver_at_ms": max(superseded) + 1, "name": None, "keeps": None, "chunk": None}
+
+
+def _as_left(row: dict[str, Any], left: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the row of `_LEFT` for what is `left` of the message of `row`, if anything is."""
+    if left.num_rows:
+        schedule = waiting_in(left)[0].schedule
+        due_ms = left.column("deliver_at_ms")[0].as_py()
+        names = {"name": schedule.name or None, "keeps": schedule.keeps_name, "deliver_at_ms": due_ms}
+        yield {**row, **names, "chunk": encode_chunk(left)}

@@ -221,3 +221,45 @@ def test_message_under_the_same_name_changes_the_schedule(application: Applicati
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
     ledger.closed = True
     assert service.stop() == 0, service.log[-3000:]
+
+
+@pytest.mark.takes(120)
+@pytest.mark.parametrize("remedy", ["restore", pytest.param("repair", marks=pytest.mark.thorough)])
+def test_schedules_go_on_after_the_table_has_lost_them(
+    application: Application, make_service: MakeService, remedy: str
+) -> None:
+    """Those that a copy of it has, and those with their record in the input topic. No instant comes twice."""
+    service, ledger = make_service(*_SETTINGS, "clock.horizon=15s")
+    storage, copy = application.folder / "storage", application.folder / "copy"
+    service.start()
+    settle(ledger, application)
+    publish_each_kind(ledger, application, 2_000)
+    assert_eventually(lambda: all_came(ledger, 1), 60, "occurrences")
+    shutil.copytree(storage / "buckets", copy)
+    repeat(ledger, application, 1)
+    ledger.flush()
+    forever = [each for each, message in ledger.repeated.items() if message.most is None]
+    assert_eventually(lambda: all(came(ledger, each) >= 12 for each in forever), 60, "occurrences")
+    service.kill()
+    if remedy == "restore":
+        shutil.rmtree(storage / "buckets")
+        shutil.copytree(copy, storage / "buckets")
+    else:
+        for file in (storage / "buckets").glob("part=chunks-*/*.parquet"):
+            file.unlink()
+        report = str(application.folder / "report.json")
+        assert service.command("repair", "--skip", "--report", report) == 0, service.log[-3000:]
+    assert service.command("rebuild", "--discard-checkpoint") == 0, service.log[-3000:]
+    is_older = "the table of sealed buckets is older than the ready log" in service.log
+    assert is_older == (remedy == "restore")
+    service.start()
+    count = {each: came(ledger, each) for each in forever}
+    assert_eventually(lambda: all(came(ledger, each) >= count[each] + 3 for each in forever), 60, "occurrences")
+    for identity, message in ledger.repeated.items():
+        own = [record for record in list(ledger.got) if record.id == identity]
+        for header in ("delayline-occurrence", "delayline-deliver-at"):
+            values = [int(record.last(header) or 0) for record in own]
+            assert values == sorted(set(values)), (header, values)
+        assert message.most is None or len(own) <= message.most
+    ledger.closed = True
+    assert service.stop() == 0, service.log[-3000:]

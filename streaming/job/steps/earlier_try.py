@@ -10,7 +10,6 @@ from conf.errors import CheckpointMismatch
 from conf.instants import instant_and_ms
 from state.buckets.parts import sealed_part
 from state.buckets.segments import Segment
-from streaming.checkpoint.handover import writer_of_following
 from streaming.checkpoint.recovery import Recovered
 
 
@@ -20,18 +19,12 @@ class EarlierTry:
 
     - `batch_id`: its number; None if the start replays nothing
     - `sealed`: the segments of its bucket; None if it has stored nothing
-    - `has_followed`: whether it has stored the occurrences that follow those that it has staged
 
     What it has staged is in the markers of the shards, and what it refuses is in the checkpoint.
     """
 
     batch_id: int | None = None
     sealed: tuple[Segment, ...] | None = None
-    has_followed: bool = False
-
-    def has_followed_in(self, batch_id: int) -> bool:
-        """Return whether batch `batch_id` has stored already what follows: Delta would skip the second commit."""
-        return self.has_followed and batch_id == self.batch_id
 
     def check_sealed(self, batch_id: int, segments: Iterable[Segment]) -> None:
         """Raise CheckpointMismatch if batch `batch_id` seals other `segments` than its earlier try, if that has sealed.
@@ -63,8 +56,7 @@ def earlier_try(state: Recovered) -> EarlierTry:
     if state.store.newest_of(origin.checkpoint) == batch_id:
         own = state.catalog.buckets.get(origin.bucket_of(batch_id), ())
         sealed = tuple(each for each in own if each.part == sealed_part(each.bucket))
-    followed = state.store.newest_of(writer_of_following(origin.checkpoint))
-    return EarlierTry(batch_id, sealed, followed is not None and followed >= batch_id)
+    return EarlierTry(batch_id, sealed)
 
 
 class _Sealed(NamedTuple):

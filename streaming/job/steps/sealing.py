@@ -23,7 +23,6 @@ from streaming.checkpoint.handover import writer_of_following
 from streaming.job.plan import BatchPlan
 from streaming.job.requests.decision import Decision
 from streaming.job.sealed.look_ahead import LookAhead
-from streaming.job.steps.earlier_try import EarlierTry
 from streaming.job.steps.output import BatchOutput
 from streaming.monitor.job_metrics import JobCounts
 
@@ -33,10 +32,14 @@ _STORED = from_arrow_schema(STORED_SCHEMA)
 
 
 class Sealing:
-    """Stores what one batch after the other seals, cancels and names."""
+    """Stores what one batch after the other seals, cancels and names.
 
-    def __init__(self, store: BucketTable, ahead: LookAhead, earlier: EarlierTry, counts: JobCounts) -> None:
-        self._store, self._ahead, self._earlier, self._counts = store, ahead, earlier, counts
+    `followed_batch` is the newest batch whose following occurrences the table has; -1: none.
+    """
+
+    def __init__(self, store: BucketTable, ahead: LookAhead, counts: JobCounts, followed_batch: int) -> None:
+        self._store, self._ahead, self._counts = store, ahead, counts
+        self.followed_batch = followed_batch
 
     @staticmethod
     def has_work(output: BatchOutput, decision: Decision) -> bool:
@@ -54,13 +57,14 @@ class Sealing:
         After all is handed over that the batch stages: a rebuild, which finds them, takes that for granted. A replay
         stores nothing if its first try has: by other time zones it may find other instants.
         """
-        if self._earlier.has_followed_in(plan.span.batch_id):
+        if plan.span.batch_id <= self.followed_batch:
             return []
         if not occurring.sealed and not names.num_rows:
             return []
         failpoint("following")
         writer_id = writer_of_following(plan.span.origin.checkpoint)
         self._append("follow", plan, occurring, Decision(names=names), writer_id)
+        self.followed_batch = plan.span.batch_id
         failpoint("followed")
         return occurring.segments
 

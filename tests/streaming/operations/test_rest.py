@@ -481,3 +481,32 @@ def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left
     (row,) = rows_left(rest, record)
     (waiting,) = waiting_in(pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA))
     assert waiting.occurrence[:2] == (waits[0], CLOCK_MS + waits[1] * 1_000)
+
+
+@pytest.mark.parametrize(
+    ("last_s", "number"),
+    # The shard has a marker of the newest batch, or of one before.
+    [(75, 8), (None, 6)],
+)
+def test_record_of_a_schedule_goes_on_if_the_table_has_lost_it(last_s: int | None, number: int) -> None:
+    """As without a backup: batches have stored what followed, and nothing is there."""
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS + 60_000, CLOCK_MS + 90_000, READ, READ)
+    last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
+    handed_over = HandedOver((Progress(span, 3, last, 3, followed_batch=6),))
+    settings = some_batch_settings(
+        shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=DelayPolicy(repeats=True)
+    )
+    intact = Rest(handed_over, {}, {}, {}, settings, CLOCK_MS, Moved(handed_over))
+    row = {"offset": 4, "timestamp_ms": CLOCK_MS, "headers": headers(("delayline-repeat", b"every 10s"))}
+    ended = {
+        **row,
+        "offset": 5,
+        "headers": headers(("delayline-repeat", b"every 10s"), ("delayline-repeat-count", b"4")),
+    }
+    assert not rows_left(intact, row, ended)
+    older = replace(intact, is_older=True)
+    (left_row,) = rows_left(older, row, ended)
+    (waiting,) = waiting_in(pa.Table.from_pylist([left_row], schema=MESSAGE_SCHEMA))
+    assert waiting.occurrence[:2] == (number, CLOCK_MS + number * 10_000)
+    cancelled = replace(older, in_table={(TOPIC, 0): BitMap64([4])})
+    assert not rows_left(cancelled, row, ended)

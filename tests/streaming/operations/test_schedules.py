@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +25,9 @@ from state.order import OrderKey, in_order, key_of
 from state.repeats.occurrences import OccurrenceRows, waiting_in
 from state.repeats.schedule import ALL, NONE, ONE
 from state.shards import by_shard
+from streaming.checkpoint.handover import writer_of_following, writer_of_repair
 from streaming.operations import schedules
-from streaming.operations.schedules import Superseded
+from streaming.operations.schedules import Superseded, lacks_following
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 SECOND = 1_000
@@ -60,6 +63,7 @@ class Job:
     came: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     batch_id: int = -1
     cutoff_ms: int = 0
+    followed_batch: int = -1
 
     def __post_init__(self) -> None:
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
@@ -98,7 +102,8 @@ class Job:
             if other and is_whole:
                 last = OrderKey(cutoff_ms - 1, "z", 0, 0)
             if last is not None:
-                self.markers[shard] = Progress(span, 1, last, 1, *bounds)
+                below_ms = bounds[0] if bounds else None
+                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.followed_batch)
             for row in done.to_pylist():
                 found = int(row["headers"][-1]["value"]), row["deliver_at_ms"]
                 self.came.setdefault(row["offset"], []).append(found)
@@ -107,11 +112,13 @@ class Job:
         if is_over:
             self.table += [(span.bucket, messages) for messages in following]
             self.cutoff_ms = cutoff_ms
+            if following:
+                self.followed_batch = self.batch_id
 
     def rebuild(self) -> None:
         """Make a new checkpoint, as `streaming.operations.rebuild` does."""
         handed_over = HandedOver(tuple(self.markers[shard] for shard in range(SHARDS)))
-        left = left_in(self.table, handed_over)
+        left = left_in(self.table, handed_over, self.followed_batch < handed_over.followed_batch)
         superseded = Superseded(left.filter(left.column("chunk").is_null()).select([*ID, "deliver_at_ms"]))
         numbers = [bucket for bucket, _ in self.table]
         bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
@@ -124,7 +131,7 @@ class Job:
             waits &= ~handed_over.of_bucket(messages, own) & ~superseded.among(messages)
             rest.append(messages.filter(pa.array(waits)))
         self.table.append((bucket, pa.concat_tables(rest).combine_chunks()))
-        self.batch_id, self.cutoff_ms = -1, 0
+        self.batch_id, self.cutoff_ms, self.followed_batch = -1, 0, -1
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
 
 
@@ -132,11 +139,12 @@ def dues_of(messages: pa.Table) -> np.ndarray:
     return np.asarray(messages.column("deliver_at_ms").to_numpy())
 
 
-def left_in(table: Iterable[tuple[int, pa.Table]], handed_over: HandedOver) -> pa.Table:
+def left_in(table: Iterable[tuple[int, pa.Table]], handed_over: HandedOver, is_older: bool) -> pa.Table:
     """Return what `left_in_table` returns of such a table."""
     chunks = [{"bucket": bucket, "chunk": encode_chunk(messages)} for bucket, messages in table]
     schema = pa.schema([("bucket", pa.int64()), ("chunk", pa.binary())])
-    every = schedules._occurrences(handed_over, {})(iter([pa.RecordBatch.from_pylist(chunks, schema=schema)]))
+    rows = iter([pa.RecordBatch.from_pylist(chunks, schema=schema)])
+    every = schedules._occurrences(handed_over, {}, is_older)(rows)
     by_id = pa.Table.from_batches(every, schema=schedules._OCCURRENCES)
     by_id = by_id.sort_by([(name, "ascending") for name in (*ID, "number", "deliver_at_ms", "bucket")])
     return pa.Table.from_batches(schedules._left(handed_over)(by_id.to_batches()), schema=schedules._LEFT)
@@ -188,6 +196,74 @@ def test_one_occurrence_waits_after_each_rebuild(
         if staged is not None:
             job.rebuild()
         check(job, messages, most=most)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, STEPS, st.none() | st.integers(1, 20))
+def test_schedules_go_on_after_a_restore_of_an_older_table(
+    before: list[tuple[int, int, int | None, bool]], after: list[tuple[int, int, int | None, bool]], most: int | None
+) -> None:
+    messages = published(ONE, ALL, NONE, ALL, NONE, most=most)
+    job = Job(table=[(0, messages)])
+    clock_ms = START_MS
+    for passed_s, ahead_s, _, other in before:
+        clock_ms += passed_s * SECOND
+        job.run(clock_ms, ahead_s * SECOND, None, other)
+    copied, followed_batch = [*job.table], job.followed_batch
+    for passed_s, ahead_s, _, other in after:
+        clock_ms += passed_s * SECOND
+        job.run(clock_ms, ahead_s * SECOND, None, other)
+    # The last one is cut off.
+    job.run(clock_ms, after[0][1] * SECOND, after[0][2])
+    job.table, job.followed_batch = copied, followed_batch
+    job.rebuild()
+    waiting = job.waiting()
+    waits = dict(zip(waiting.column("offset").to_pylist(), waiting_in(waiting), strict=True))
+    assert len(waits) == waiting.num_rows, "one of each"
+    for offset, missed in enumerate(each.schedule.missed for each in waiting_in(messages)):
+        came = job.came.get(offset, [])
+        if missed == ALL:
+            # Nothing of these is missed, so their numbers are exact.
+            assert (offset in waits) == (most is None or len(came) < most)
+        if most is None:
+            assert offset in waits
+        if offset in waits:
+            number, at_ms, *_ = waits[offset].occurrence
+            assert number > len(came) if missed != ALL else number == len(came) + 1
+            assert (at_ms - START_MS) % (10 * SECOND) == 0
+            assert not came or at_ms > came[-1][1]
+            assert missed != ALL or at_ms == START_MS + 10 * SECOND * number
+    # The same again.
+    job.run(clock_ms + 100 * SECOND, 60 * SECOND)
+    job.rebuild()
+    if most is None:
+        assert set(job.waiting().column("offset").to_pylist()) == {*range(5)}
+
+
+@pytest.mark.parametrize(
+    ("stored", "repaired", "lacks"),
+    [(7, False, False), (9, False, False), (6, False, True), (None, False, True), (7, True, True)],
+)
+def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
+    stored: int | None, repaired: bool, lacks: bool
+) -> None:
+    span = BatchSpan(CheckpointOrigin("c", 1, 2), 9)
+    handed_over = HandedOver((Progress(span, followed_batch=7), Progress(span, followed_batch=3)))
+    versions = {writer_of_following("c"): stored}.get
+    store = SimpleNamespace(newest_of=versions, is_fenced={writer_of_repair("c"): repaired}.get)
+    assert lacks_following(cast(Any, store), handed_over) == lacks
+    new = HandedOver((Progress(span),))
+    assert not lacks_following(cast(Any, SimpleNamespace(newest_of=lambda _: None, is_fenced=lambda _: False)), new)
+
+
+def test_an_occurrence_that_was_taken_in_an_intact_table_has_ended() -> None:
+    """The message was cancelled, and its id is forgotten."""
+    job = Job(table=[(0, published(ONE))])
+    job.run(START_MS, 60 * SECOND)
+    job.run(START_MS + 60 * SECOND, 60 * SECOND, other=True)
+    job.table = job.table[:1]
+    job.rebuild()
+    assert not job.waiting().num_rows
 
 
 def test_occurrences_that_several_batches_left_out_begin_no_second_chain() -> None:

@@ -13,7 +13,6 @@ from state.buckets.parts import following_part, sealed_part
 from state.buckets.segments import Segment
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
-from streaming.checkpoint.handover import writer_of_following
 from streaming.job.steps.earlier_try import EarlierTry, earlier_try
 
 FIRST = Segment(9, 0, 0, "9", 1_000, 2_000, 10, 500)
@@ -51,26 +50,19 @@ def test_a_replay_that_seals_other_messages_of_a_shard_than_the_first_try_is_ref
         EARLIER.check_sealed(7, replayed)
 
 
-def test_a_first_try_that_has_stored_what_follows_is_known_by_its_number() -> None:
-    earlier = EarlierTry(7, (), has_followed=True)
-    assert [earlier.has_followed_in(batch_id) for batch_id in (6, 7, 8)] == [False, True, False]
-    assert not EarlierTry(7).has_followed_in(7)
-
-
 def test_a_first_try_that_has_stored_ids_alone_has_sealed_no_message() -> None:
     with pytest.raises(CheckpointMismatch, match="sealed no message of shard 0, but its replay seals 10 messages"):
         EarlierTry(7, ()).check_sealed(7, [FIRST])
 
 
-def recovered(committed: int | None, sealed_by: int | None, followed_by: int | None, planned: int = 7) -> Any:
+def recovered(committed: int | None, sealed_by: int | None, planned: int = 7) -> Any:
     """What a start finds whose newest planned batch is `planned`, and the last one to do each of the others."""
     origin = CheckpointOrigin("c", 1, 1, first_bucket=2)
-    newest = {"c": sealed_by, writer_of_following("c"): followed_by}
     following = replace(FIRST, segment=9, part=following_part(9))
     return SimpleNamespace(
         planned=PlannedBatch(planned, 0, 0, {}),
         checkpoint=SimpleNamespace(origin=origin, last_committed=lambda: committed),
-        store=SimpleNamespace(newest_of=newest.get),
+        store=SimpleNamespace(newest_of={"c": sealed_by}.get),
         catalog=SimpleNamespace(buckets={9: (*STORED, following), 8: (SECOND,)}),
     )
 
@@ -78,19 +70,18 @@ def recovered(committed: int | None, sealed_by: int | None, followed_by: int | N
 @pytest.mark.parametrize(
     ("state", "found"),
     [
-        (recovered(7, 7, 7), EarlierTry()),
-        (recovered(6, 6, 5), EarlierTry(7)),
-        (recovered(6, 7, None), EarlierTry(7, STORED)),
-        (recovered(6, 7, 7), EarlierTry(7, STORED, has_followed=True)),
-        (recovered(None, 0, None, planned=0), EarlierTry(0, ())),
+        (recovered(7, 7), EarlierTry()),
+        (recovered(6, 6), EarlierTry(7)),
+        (recovered(6, 7), EarlierTry(7, STORED)),
+        (recovered(None, 0, planned=0), EarlierTry(0, ())),
     ],
-    ids=["committed", "nothing stored", "sealed", "all stored", "only ids stored"],
+    ids=["committed", "nothing stored", "sealed", "only ids stored"],
 )
 def test_what_an_earlier_try_has_left_is_found_by_the_commits_of_the_table(state: Any, found: EarlierTry) -> None:
     assert earlier_try(state) == found
 
 
 def test_before_the_first_batch_is_planned_there_is_no_earlier_try() -> None:
-    state = recovered(None, None, None)
+    state = recovered(None, None)
     state.planned = None
     assert earlier_try(state) == EarlierTry()
