@@ -98,6 +98,7 @@ class _Sealed:
                 "bucket": np.full(count, number),
                 "from_ms": dues,
                 "until_ms": dues,
+                "repeats": np.zeros(count, dtype=bool),
                 "max_deliver_at_ms": dues,
                 "first_offset": firsts,
                 "last_offset": lasts,

@@ -24,6 +24,8 @@ _SEGMENT = [
     # The message is due in [from_ms, until_ms], epoch ms.
     pa.field("from_ms", pa.int64()),
     pa.field("until_ms", pa.int64()),
+    # Whether any message of the segment repeats.
+    pa.field("repeats", pa.bool_()),
 ]
 LOCATED_SCHEMA = pa.schema(
     [pa.field("topic", pa.string()), pa.field("partition", pa.int32()), pa.field("offset", pa.int64()), *_SEGMENT]
@@ -44,7 +46,7 @@ ENTRY_SCHEMA = pa.schema(
 )
 # The columns of a metadata row that make its entries.
 METADATA = (
-    "part", "bucket", "deliver_at_ms", "max_deliver_at_ms", "precision_bits", "index_entries",
+    "part", "bucket", "deliver_at_ms", "max_deliver_at_ms", "repeats", "precision_bits", "index_entries",
 )  # fmt: skip
 _MOST_NARROW = (1 << 32) - 1
 # How many ids are searched at once, about: each takes 20 bytes meanwhile.
@@ -137,6 +139,7 @@ def _entries(segments: pa.RecordBatch) -> pa.Table:
         # Cut to the bounds of the segment.
         "from_ms": np.maximum(first_ms, ticks_ms),
         "until_ms": np.minimum(last_ms, ticks_ms + (1 << bits.astype(np.int64)) - 1),
+        "repeats": pc.greater(segments.column("repeats"), 0).take(pa.array(row)),
         "max_deliver_at_ms": last_ms,
         "first_offset": pa.array([each[0] for each in offsets], pa.int64()),
         "last_offset": pa.array([each[-1] for each in offsets], pa.int64()),

@@ -138,7 +138,7 @@ class Search:
         """
         if self.may_repeat:
             keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(asks)))
-            waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping), may_repeat=True)
+            waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping))
             repeating = united([repeating, ids_of(waits.numbers)])
         in_vain = np.asarray(asks.column("delivers")) & among(asks, repeating)
         return ids_in(asks.filter(pa.array(~in_vain)))
@@ -170,17 +170,18 @@ class Search:
 
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
-        self.waits = self.waiting(wanted(but=handed_over), known, self.may_repeat)
+        self.waits = self.waiting(wanted(but=handed_over), known)
         self.numbers |= self.waits.numbers
         outcomes.take(self._taken_of(self.waits.messages, asks))
         passed = self._taken_of(self._passed_by(wanted()), asks)
         outcomes.take(passed)
         return pa.concat_tables([undecided, passed])
 
-    def waiting(self, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED, may_repeat: bool = False) -> Waiting:
+    def waiting(self, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED) -> Waiting:
         """Return which of `ids` wait in a bucket of an earlier batch.
 
-        They are not handed over before this batch, and not `cancelled`. If they `may_repeat`, each is looked at.
+        They are not handed over before this batch, and not `cancelled`. In a segment with messages that repeat, each is
+        looked at.
         """
         previous_ms = self.span.handed_over_below_ms
         # The first batch hands over what an earlier checkpoint has left, however long it is due.
@@ -201,7 +202,7 @@ class Search:
         waits = (froms >= previous_ms) & ~is_overdue
         certain = located.filter(pa.array(waits))
         doubtful = located.filter(pa.array(~waits & (is_overdue | (untils >= previous_ms))))
-        looked_at = pa.concat_tables([certain, doubtful]) if may_repeat else doubtful
+        looked_at = pa.concat_tables([certain.filter(pc.field("repeats")), doubtful])
         if not looked_at.num_rows:
             return found._replace(places=certain)
         there = _found_in(self.store.chunks_at(looked_at, found.version), ids_in(looked_at))

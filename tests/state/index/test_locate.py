@@ -35,6 +35,7 @@ def metadata_row(number: int, dues: dict[tuple[str, int, int], int], bits: int) 
         "bucket": 10 + number,
         "deliver_at_ms": min(dues.values()),
         "max_deliver_at_ms": max(dues.values()),
+        "repeats": number % 2,
         "precision_bits": bits,
         "index_entries": index_entries(messages(rows), bits),
     }
@@ -76,6 +77,7 @@ def test_each_wanted_id_is_found_in_each_segment_that_is_sought_and_has_it(
         dues, bits = segments[number]
         row = places[(*message_id, number)]
         assert row["part"] == f"part-{number}"
+        assert row["repeats"] == bool(number % 2)
         assert row["from_ms"] <= dues[message_id] <= row["until_ms"] < row["from_ms"] + (1 << bits)
         assert min(dues.values()) <= row["from_ms"]
         assert row["until_ms"] <= max(dues.values())

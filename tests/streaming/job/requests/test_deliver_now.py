@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.settings import Settings
@@ -17,13 +18,15 @@ from state.buckets.operator import ASKED, DUE, SHARD_OUTPUT_SCHEMA
 from state.cancel import ASK_SCHEMA, Successor
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
-from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW
+from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW, REPEATING
 from state.message import decode_chunk, encode_chunk
+from state.repeats.rule import Rule
+from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Schedule
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.moved_rows import check_moved, with_moves
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.search import driver_rows
-from tests.messages import cancelled, some_batch_settings
+from tests.messages import cancelled, headers, some_batch_settings
 from tests.streaming.sealed import seal_messages
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
@@ -59,7 +62,7 @@ def store_ids(store: BucketTable, number: int, offset: int, due_ms: int, success
 
 
 def decide(
-    store: BucketTable, batch_id: int, delivers: Sequence[int], cancels: Sequence[int] = ()
+    store: BucketTable, batch_id: int, delivers: Sequence[int], cancels: Sequence[int] = (), may_repeat: bool = False
 ) -> tuple[dict[int, str], list[tuple[int, int, int]]]:
     """Return the reason for each offset, and offset, due time and kind of what becomes due. Cancels come last."""
     asks = [
@@ -73,7 +76,7 @@ def decide(
     frame = store.spark.createDataFrame([empty | row], from_arrow_schema(SHARD_OUTPUT_SCHEMA))
     desk = RequestDesk(store, Settings())
     of, before = span(batch_id), driver_rows(frame)
-    decision = desk.decide(frame, before, of, CLOCK_MS)
+    decision = desk.decide(frame, before, of, CLOCK_MS, may_repeat=may_repeat)
     moved: list[tuple[int, int, int]] = []
     if decision.moves.num_rows:
         stored = decision.places
@@ -147,3 +150,23 @@ def test_no_chunk_is_read_between_those_that_have_the_messages(store: BucketTabl
     # All other chunks have none of them.
     offsets = [decode_chunk(bytes(row["chunk"])).column("offset").to_pylist() for row in chunks]
     assert sorted(offsets) == [[0, 1, 2, 3], [16, 17, 18, 19]]
+
+
+def test_a_request_for_another_message_than_one_that_repeats_reads_no_chunk(
+    store: BucketTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal(store, 2, (1, 90_000), (2, 90_000))
+    own = headers((SCHEDULE_HEADER, Schedule(Rule(interval_ms=10_000)).to_bytes()), (NUMBER_HEADER, b"41"))
+    row = {"offset": 3, "deliver_at_ms": 90_000, "kind": REPEATING, "headers": own}
+    seal_messages(store, 3, [row], BATCH_SETTINGS)
+    read: list[int] = []
+
+    def chunks_at(places: pa.Table, version: int) -> DataFrame:
+        read.extend(places.column("offset").to_pylist())
+        return BucketTable.chunks_at(store, places, version)
+
+    monkeypatch.setattr(store, "chunks_at", chunks_at)
+    assert decide(store, 9, [], cancels=[1], may_repeat=True)[0] == {1: "withdrawn"}
+    assert not read
+    assert decide(store, 9, [3], cancels=[2], may_repeat=True)[0] == {2: "withdrawn", 3: "repeats"}
+    assert read == [3]
