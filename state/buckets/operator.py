@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,7 +48,7 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64()),
         # How many of the messages are occurrences of messages that repeat.
         pa.field("repeats", pa.int64()),
-        # Sealed segments and what is kept, as JSON: how many messages are of each input topic whose number is limited.
+        # As JSON, of each input topic whose number is limited: how many messages are kept, or spans of sealed ones.
         pa.field("by_topic", pa.string()),
         # What is kept: how many messages of each input topic the group has accepted, as JSON.
         pa.field("accepted", pa.string()),
@@ -161,6 +162,7 @@ class ShardRows:
         `part` is the name of another part of the bucket.
         """
         self._batch_settings, self._bucket, self._shard = batch_settings, bucket, shard
+        self._cutoff_ms = cutoff_ms
         self._next, self._end, self._part = first_segment, first_segment + most_segments, part
         self._base = {**_FILLER, "shard": shard, "cutoff_ms": cutoff_ms, "bucket": bucket}
 
@@ -214,7 +216,7 @@ class ShardRows:
             yield self._segment(segment_of(left, self._bucket, self._shard, row["segment"], row["part"]), left)
 
     def _segment(self, segment: Segment, messages: pa.Table) -> dict[str, Any]:
-        by_topic = _limited_topics(messages, self._batch_settings)
+        by_topic = _limited_spans(messages, self._batch_settings, self._cutoff_ms)
         return {**self._base, **asdict(segment), "kind": SEALED, "by_topic": by_topic, "chunk": encode_chunk(messages)}
 
 
@@ -242,6 +244,26 @@ def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
     counts = _by_topic(messages.column("topic"))
     limited = {topic for topic in counts if batch_settings.policy_of(topic).most_waiting is not None}
     return json.dumps({topic: counts[topic] for topic in sorted(limited)})
+
+
+def _limited_spans(messages: pa.Table, batch_settings: BatchSettings, cutoff_ms: int) -> str:
+    """Return when `messages` are due of each input topic whose number is limited, as JSON.
+
+    It has spans: first and last due time, and the count. Those that repeat are stored anew each time, together with
+    others that are due much later. So a span of such a segment is as long as the time until it begins, about.
+    """
+    if not batch_settings.limits_waiting:
+        return "{}"
+    topics, every = messages.column("topic"), messages.column("deliver_at_ms").to_numpy()
+    is_split = repeats(messages).any()
+    found: dict[str, list[list[int]]] = {}
+    for topic in sorted(topics.unique().to_pylist()):
+        if batch_settings.policy_of(topic).most_waiting is not None:
+            dues = every[np.asarray(pc.equal(topics, topic))]
+            octaves = np.frexp(np.maximum(dues - cutoff_ms, 0) / 1_000)[1]
+            spans = np.split(dues, np.flatnonzero(np.diff(octaves)) + 1) if is_split else [dues]
+            found[topic] = [[int(own[0]), int(own[-1]), len(own)] for own in spans]
+    return json.dumps(found)
 
 
 def _accepted(chunks: Iterable[pa.Table]) -> str:

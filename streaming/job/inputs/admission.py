@@ -1,10 +1,11 @@
 """Admission: which records a batch refuses, so that of no input topic more messages wait than its policy allows.
 
 The number of waiting messages of a topic is that in mutable buckets, by Spark's state at the start and what the
-shards told since, and that in sealed segments. The messages of a segment are taken for evenly spread between its
-first and its last due time. What is sealed is counted as it is sealed, and anew by the table's metadata before
-records are refused: merges drop cancelled messages. It is also counted anew where many segments were sealed since: by
-then the table has merged them, and what is known here does not grow for as long as the longest delay.
+shards told since, and that in sealed segments. The messages of a segment are taken for evenly spread in spans of due
+time: one of each topic, or several if messages repeat. What is sealed is counted as it is sealed, and anew by the
+table's metadata before records are refused: merges drop cancelled messages. It is also counted anew where many spans
+were sealed since: by then the table has merged them, and what is known here does not grow for as long as the longest
+delay.
 
 A batch may take in as many records of a topic as there is room for. It refuses those after them, by their offsets, but
 not what is handed over at once and never waits. Offsets that were deleted before the job could read them are no
@@ -45,8 +46,8 @@ log = logging.getLogger(__name__)
 
 # How long a count by the table's metadata is taken for the present one.
 _COUNTED_S = 60.0
-# So many segments are known by the way, and else twice as many as the table had when it was counted last.
-_FEW_SEGMENTS = 5_000
+# So many spans are known by the way, and else twice as many as when the table was counted last.
+_FEW_SPANS = 5_000
 _NONE: Mapping[str, BitMap64] = MappingProxyType({})
 _KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", pa.int64())])
 
@@ -57,7 +58,7 @@ class WaitingMessages:
 
     # By shard: how many of each topic its mutable bucket has.
     kept: dict[int, Mapping[str, int]] = field(default_factory=dict)
-    # By topic: first and last due time (epoch ms, inclusive) and count of each segment.
+    # By topic: first and last due time (epoch ms, inclusive) and count of each span.
     sealed: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -71,14 +72,13 @@ class WaitingMessages:
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 kept[row["shard"]] = json.loads(row["by_topic"])
             elif row["kind"] == SEALED:
-                for topic, count in json.loads(row["by_topic"]).items():
-                    segment = row["min_deliver_at_ms"], row["max_deliver_at_ms"], count
-                    self.sealed.setdefault(topic, []).append(segment)
+                for topic, spans in json.loads(row["by_topic"]).items():
+                    self.sealed.setdefault(topic, []).extend(map(tuple, spans))
         self.kept |= kept
 
     @property
-    def segments(self) -> int:
-        """How many segments are known, each once for each topic that it has messages of."""
+    def spans(self) -> int:
+        """How many spans are known."""
         return sum(map(len, self.sealed.values()))
 
     def count(self, topic: str, cutoff_ms: int) -> int:
@@ -100,9 +100,9 @@ class Admission:
         self._settings = settings
         self._replayed = replayed
         self._waiting = WaitingMessages()
-        # When the table was counted last, by the monotonic clock; None: never. And how many segments it had.
+        # When the table was counted last, by the monotonic clock; None: never. And in how many spans.
         self._counted_s: float | None = None
-        self._counted_segments = 0
+        self._counted_spans = 0
 
     def refusal(
         self, batch_settings: BatchSettings, span: BatchSpan, clock_ms: int, taken: Taken = NONE_TAKEN
@@ -125,7 +125,7 @@ class Admission:
         if self._counted_s is None and span.batch_id:
             self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
         is_old = self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S)
-        if is_old or self._waiting.segments > max(_FEW_SEGMENTS, 2 * self._counted_segments):
+        if is_old or self._waiting.spans > max(_FEW_SPANS, 2 * self._counted_spans):
             self._count(most, span.previous_ms)
             from_offsets = self._refused_from(most, span, taken)
         if not from_offsets:
@@ -166,10 +166,10 @@ class Admission:
     def _count(self, topics: Iterable[str], cutoff_ms: int) -> None:
         self._waiting.sealed.clear()
         for row in self._store.counted_by_topic(topics, cutoff_ms):
-            segment = row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]
-            self._waiting.sealed.setdefault(row["topic"], []).append(segment)
+            span = row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]
+            self._waiting.sealed.setdefault(row["topic"], []).append(span)
         self._counted_s = time.monotonic()
-        self._counted_segments = self._waiting.segments
+        self._counted_spans = self._waiting.spans
 
 
 def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -375,16 +375,22 @@ def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store
     assert _bytes_read(spark, slots(store, [10**9])) < offsets / 4
 
 
-def test_messages_are_counted_by_topic_and_segment_without_offsets(spark: SparkSession, store: BucketTable) -> None:
+def test_messages_are_counted_by_topic_and_span_without_offsets(spark: SparkSession, store: BucketTable) -> None:
     def sealed(number: int, topics: str, *dues: int) -> DataFrame:
         rows = [{"deliver_at_ms": due, "offset": due, "topic": topic} for due, topic in zip(dues, topics, strict=True)]
         return _stored(spark, messages(rows), number, segment_max_messages=3)
 
     store.append(sealed(1, "aab" + "aac", 1, 2, 3, 10, 11, 5_000), "checkpoint", 1)
     store.append(sealed(2, "ab", 20, 21), "checkpoint", 2)
-    counted = {tuple(row) for row in store.counted_by_topic(["a", "b"], 10)}
-    assert counted == {("a", 2, 10, 5_000), ("a", 1, 20, 21), ("b", 1, 20, 21)}
-    assert {tuple(row) for row in store.counted_by_topic(["c", "d"], 0)} == {("c", 1, 10, 5_000)}
+    store.append(sealed(3, "aa", 90_000, 3_600_000), "checkpoint", 3)
+    spans = sorted(tuple(row) for row in store.counted_by_topic(["a", "b"], 10))
+    assert [(topic, count) for topic, count, _, _ in spans] == [("a", 1), ("a", 1), ("a", 3), ("b", 1)]
+    of_due = {10: 11, 90_000: 90_000, 3_600_000: 3_600_000}
+    for _, _, first_ms, last_ms in spans[:3]:
+        (due_ms,) = (due_ms for due_ms in of_due if first_ms <= due_ms <= last_ms)
+        # A segment has an index as fine as its span.
+        assert of_due[due_ms] <= last_ms < first_ms + 300_000
+    assert [tuple(row[:2]) for row in store.counted_by_topic(["c", "d"], 0)] == [("c", 1)]
 
 
 def test_the_bytes_read_depend_on_the_range_and_not_on_the_table(spark: SparkSession, store: BucketTable) -> None:

@@ -92,7 +92,7 @@ def test_what_is_kept_and_sealed_is_counted_for_the_topics_with_a_limit() -> Non
     )
     (frame,) = frames_of(group_state(cutoff_ms=100), arrivals, key=1, settings=settings)
     counted = {kind: [json.loads(text) for text in own] for kind, own in frame.groupby("kind")["by_topic"]}
-    assert counted == {KEPT: [{"a": 1}], SEALED: [{"a": 2, "b": 1}]}
+    assert counted == {KEPT: [{"a": 1}], SEALED: [{"a": [[501, 504, 2]], "b": [[502, 502, 1]]}]}
     (frame,) = frames_of(group_state(cutoff_ms=100), arrivals, key=1)
     assert set(frame["by_topic"]) == {"{}"}
 

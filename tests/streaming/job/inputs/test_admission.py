@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,16 +15,21 @@ from pyroaring import BitMap64
 from pyspark.sql import Row
 
 from conf.settings import Settings
-from state.buckets.operator import KEPT, SEALED
+from sources.intake.accept import accept
+from state.buckets.operator import KEPT, SEALED, ShardRows
 from state.checkpoint.batch_settings import DelayPolicy, Refusal
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan
+from state.message import decode_chunk
+from state.order import in_order
+from state.repeats.occurrences import OccurrenceRows
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.job.inputs import admission
 from streaming.job.inputs.admission import Admission, WaitingMessages, offsets_after
 from streaming.job.inputs.input_loss import Bounds
-from tests.messages import some_batch_settings
+from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
+TOPIC, START_MS = "delayline-in", 1_798_000_000_000
 OFFSETS = st.dictionaries(st.sampled_from("0123"), st.integers(0, 1_000))
 
 
@@ -136,7 +143,7 @@ def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many
 
 
 def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_FEW_SEGMENTS", 50)
+    monkeypatch.setattr(admission, "_FEW_SPANS", 50)
     table = Table()
     decides = Admission(cast(Checkpoint, FirstCheckpoint()), cast(Any, table), Settings())
     decides._counted_s = 0.0
@@ -151,7 +158,7 @@ def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monke
         for _ in range(batches):
             assert not decides.refusal(batch_settings, span, 0).from_offsets
             decides.done([sealed(100, 200, **{"in": 1})])
-            known.append(decides._waiting.segments)
+            known.append(decides._waiting.spans)
         return known
 
     assert run(50, merged=9) == list(range(1, 51))
@@ -164,17 +171,12 @@ def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monke
 
 
 def kept(shard: int, **by_topic: int) -> Row:
-    return _row(KEPT, shard, by_topic, 0, 0)
+    return Row(kind=KEPT, shard=shard, count=sum(by_topic.values()), by_topic=json.dumps(by_topic))
 
 
 def sealed(first_ms: int, last_ms: int, **by_topic: int) -> Row:
-    return _row(SEALED, 0, by_topic, first_ms, last_ms)
-
-
-def _row(kind: str, shard: int, by_topic: dict[str, int], first_ms: int, last_ms: int) -> Row:
-    columns: dict[str, Any] = {"kind": kind, "shard": shard, "count": sum(by_topic.values())}
-    bounds = {"min_deliver_at_ms": first_ms, "max_deliver_at_ms": last_ms}
-    return Row(**columns, **bounds, by_topic=json.dumps(by_topic))
+    spans = {topic: [[first_ms, last_ms, count]] for topic, count in by_topic.items()}
+    return Row(kind=SEALED, shard=0, count=sum(by_topic.values()), by_topic=json.dumps(spans))
 
 
 def test_what_a_shard_keeps_takes_the_place_of_what_it_kept_before() -> None:
@@ -205,3 +207,39 @@ def test_sealed_messages_count_until_they_are_handed_over() -> None:
 @pytest.mark.parametrize("topic", ["a", "b"])
 def test_of_a_topic_that_was_never_seen_nothing_waits(topic: str) -> None:
     assert WaitingMessages().count(topic, 0) == 0
+
+
+def test_a_message_that_repeats_counts_once() -> None:
+    """A hundred come every ten seconds, and twenty every hour. Each batch stores what follows those that it stages."""
+    settings = some_batch_settings(
+        shard_keys=(3,), partitions=PARTITIONS, policy=DelayPolicy(repeats=True, most_waiting=10**6)
+    )
+    rules = [b"every 10s"] * 100 + [b"every 1h"] * 20
+    rows = [
+        {"timestamp_ms": START_MS + 90 * offset, "offset": offset, "headers": headers(("delayline-repeat", rule))}
+        for offset, rule in enumerate(rules)
+    ]
+    table = in_order(accept(records(rows), settings, START_MS + 10_000).messages)
+    origin, previous_ms, waiting = CheckpointOrigin("c", 1, 1), 0, WaitingMessages()
+    waiting.add(as_rows(ShardRows(settings, 0, 0, START_MS, 0).sealed(table)))
+    for batch_id in range(1, 60):
+        clock_ms = START_MS + 5_000 * batch_id
+        cutoff_ms = clock_ms + 60_000
+        span = BatchSpan(origin, batch_id, previous_ms, cutoff_ms, clock_ms=clock_ms)
+        dues = table.column("deliver_at_ms").to_numpy()
+        due, left = (
+            table.filter(pa.array(chosen)).combine_chunks() for chosen in (dues < cutoff_ms, dues >= cutoff_ms)
+        )
+        made = OccurrenceRows(settings, span, 0)
+        made.add(due)
+        rows_made = [row for batch in (*made.staged(due), *made.finish()) for row in batch.to_pylist()]
+        following = [row for row in rows_made if row["kind"] == SEALED]
+        waiting.add(as_rows(following))
+        table = in_order(pa.concat_tables([left, *(decode_chunk(row["chunk"]) for row in following)]).combine_chunks())
+        assert table.num_rows == 120
+        assert 105 <= waiting.count(TOPIC, cutoff_ms) <= 140, batch_id
+        previous_ms = cutoff_ms
+
+
+def as_rows(rows: Iterable[dict[str, Any]]) -> list[Row]:
+    return [Row(**row) for row in rows]
