@@ -9,7 +9,7 @@ from conf.rejected import TwoDelays
 from conf.sections import HeaderSettings
 from sources.intake.repeats import parse_schedule
 from sources.intake.schedule import parse_delay_level, parse_deliver_after, parse_deliver_at, parse_deliver_to
-from state.repeats.schedule import REPEAT_HEADERS
+from state.repeats.schedule import REPEAT_HEADERS, Occurrence
 
 
 def schedule_headers(
@@ -63,6 +63,18 @@ def repeat_headers(
     if headers and checked:
         parse_schedule(dict(headers))
     return headers
+
+
+def next_instants(headers: Sequence[tuple[str, bytes]], now_ms: int, most: int = 3) -> list[int]:
+    """Return when the next occurrences come (epoch ms) of a message without a delay, with the `repeat_headers`.
+
+    Raises BadRepeat.
+    """
+    schedule = parse_schedule(dict(headers))
+    first_ms = schedule.rule.after(now_ms)
+    if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
+        return []
+    return [each.at_ms for each in schedule.upcoming(Occurrence(1, first_ms), most)]
 
 
 def _check(names: HeaderSettings, delays: Sequence[tuple[str, bytes]]) -> None:

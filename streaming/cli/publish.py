@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -106,14 +107,15 @@ def publish(
     """Publish messages, with or without a delay. Prints the id of each message: topic/partition/offset.
 
     Without --after, --at, --level and --repeat the message is delivered immediately. The command checks the schedule
-    before it sends anything, unless --unchecked is given.
+    before it sends anything, unless --unchecked is given. With --repeat and none of the others, it shows the next three
+    instants of the rule on standard error.
 
     With --replaces, the command waits for the job's answer, and shows it on standard error. Exit codes then: 0 the new
     message is accepted; 3 it is refused, because the old one was cancelled before; 4 it is refused, because the old one
     is staged or unknown; 1 there was no answer in time.
     """
     from sources.canceller import Canceller, place_of
-    from sources.intake.schedule_headers import repeat_headers, schedule_headers
+    from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers
     from sources.publisher import Publisher
     from state.cancel import WAITING, replacing
     from state.names import NAME_HEADER
@@ -127,7 +129,11 @@ def publish(
     if name is not None and replaces:
         raise UsageError("--name and --replaces exclude each other: a message with a name replaces the one that has it")
     schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
-    schedule += repeat_headers(repeat, zone, until, most, missed, checked=not unchecked)
+    rule = repeat_headers(repeat, zone, until, most, missed, checked=not unchecked)
+    instants = (
+        next_instants(rule, time.time_ns() // 1_000_000) if rule and not (after or at or level or unchecked) else []
+    )
+    schedule += rule
     user_headers = [header("--header", text) for text in headers or ()]
     if name is not None:
         user_headers.append((NAME_HEADER, os.fsencode(name)))
@@ -144,6 +150,7 @@ def publish(
                 typer.echo(message_id)
                 canceller.expect(message_id, old)
             _show(next(canceller.answers(wait_ms), None), timeout)
+        _show_next(instants)
         return
     values: Iterable[bytes] = _lines() if value is None else [os.fsencode(value)]
     # Without a key, all records of the name go where `delayline cancel --name` asks.
@@ -151,6 +158,14 @@ def publish(
     with Publisher(settings, input_topic or settings.topics.input[0], partition, by_name) as publisher:
         for message_id in publisher.publish(values, record_key, schedule + user_headers):
             typer.echo(message_id)
+    _show_next(instants)
+
+
+def _show_next(instants_ms: Sequence[int]) -> None:
+    from conf.instants import instant
+
+    if instants_ms:
+        typer.echo(f"next {', '.join(map(instant, instants_ms))}", err=True)
 
 
 def _show(answer: Answer | None, timeout: str) -> None:
