@@ -2,7 +2,8 @@
 
 Read `zones` (time zones of the package tzdata), `rule` (when something comes again: an interval, or a cron expression
 in a zone), `schedule` (a rule with its limits, as it travels with the occurrence that waits, and what a batch stages of
-it) and `occurrences` (the same for tables of messages, and the rows of a batch).
+it), `occurrences` (the same for tables of messages, and the rows of a batch) and `left` (what waits if a checkpoint is
+lost).
 
 Pure: no clock is read here. Why it is so: docs/internals/decisions/schedules.md.
 """

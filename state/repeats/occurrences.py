@@ -8,9 +8,9 @@ all of them are staged, so a table that has it shows that they are.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +19,15 @@ import pyarrow as pa
 
 from state.buckets.operator import SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.segments import row_bytes
+from state.cancel import MessageId
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.kinds import KIND, OCCURRENCE
 from state.message import HEADERS, MESSAGE_SCHEMA, empty_messages
 from state.message_ids import ID
 from state.names import NAMED_SCHEMA
-from state.order import OrderKey, in_order
+from state.order import in_order
+from state.repeats.rule import Rule
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Occurrence, Schedule
 
 # How many occurrences of a shard a batch stages, about. Their bytes are limited by `BatchSettings.group_bytes`.
@@ -34,6 +36,14 @@ _MOST_STAGED = 100_000
 _TOGETHER_BYTES = 16 * 1024 * 1024
 
 Ints = npt.NDArray[np.int64]
+
+
+class Predecessor(NamedTuple):
+    """A message that repeats, in whose place another may come: its occurrence that waits (epoch ms), and its rule."""
+
+    number: int
+    at_ms: int
+    rule: Rule
 
 
 class Waiting(NamedTuple):
@@ -51,6 +61,16 @@ class Waiting(NamedTuple):
         """Yield what comes in the batch of `span` (`Schedule.coming`). Putting an occurrence off misses nothing."""
         return self.schedule.coming(self.occurrence, self.until_ms < span.missed_before_ms, span.clock_ms)
 
+    def after(self, before: Predecessor | None) -> Waiting:
+        """Return it without the instants that are staged of the message `before`, if both have one expression."""
+        if before is None or before.rule != self.schedule.rule or before.rule.interval_ms is not None:
+            return self
+        at_ms = max(self.occurrence.at_ms, before.at_ms)
+        # What ends before has no other instant.
+        if self.schedule.until_ms is not None and at_ms > self.schedule.until_ms:
+            return self
+        return self._replace(occurrence=Occurrence(self.occurrence.number, at_ms), until_ms=max(self.until_ms, at_ms))
+
 
 def waiting_in(messages: pa.Table) -> list[Waiting]:
     """Return what each of `messages` is, all of which repeat."""
@@ -63,6 +83,9 @@ def waiting_in(messages: pa.Table) -> list[Waiting]:
         occurrence = Occurrence.from_bytes(number["value"], until_ms)
         found.append(Waiting(Schedule.from_bytes(schedule["value"]), occurrence, own, until_ms))
     return found
+
+
+NO_PREDECESSORS: Mapping[MessageId, Predecessor] = MappingProxyType({})
 
 
 class Staged(NamedTuple):
@@ -180,41 +203,21 @@ def _with(
     return in_order(table.combine_chunks()) if table.num_rows else empty_messages()
 
 
-def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms: int | None) -> pa.Table:
-    """Return the occurrences that wait if the batch of `span` was cut off, which has taken `messages` that repeat.
-
-    They are of one shard, of which the batch has staged everything up to `last`, and no occurrence at `below_ms` or
-    later (epoch ms). It has not stored what follows.
-    """
-    end_ms = span.cutoff_ms if below_ms is None else below_ms
-    waiting, left = waiting_in(messages), []
-    ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
-    for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
-        waits = (one for one in each.coming(span) if one.at_ms >= end_ms or OrderKey(one.at_ms, *own) > last)
-        left += [(row, one) for one in islice(waits, 1)]
-    return as_waiting(messages, waiting, left)
-
-
-def left_of_lost(messages: pa.Table, last: OrderKey) -> pa.Table:
-    """Return the occurrences of `messages` that wait if everything up to `last` is staged, and what followed is lost.
-
-    Which occurrences were missed is not known. Each gets the number that it has if none was: no lower one than before.
-    """
-    waiting, left = waiting_in(messages), []
-    ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
-    for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
-        later = each.schedule.later(each.occurrence, last.deliver_at_ms)
-        left += [(row, one) for one in islice((one for one in later if OrderKey(one.at_ms, *own) > last), 1)]
-    return as_waiting(messages, waiting, left)
-
-
 class OccurrenceRows:
     """Makes the rows of a batch (`SHARD_OUTPUT_SCHEMA`) for the messages of one shard that repeat.
 
     It sees them twice: what is staged of each depends on all of them, and they need not fit into memory.
     """
 
-    def __init__(self, batch_settings: BatchSettings, span: BatchSpan, shard: int) -> None:
+    def __init__(
+        self,
+        batch_settings: BatchSettings,
+        span: BatchSpan,
+        shard: int,
+        predecessors: Mapping[MessageId, Predecessor] = NO_PREDECESSORS,
+    ) -> None:
+        """Take the shard, and the `predecessors` of messages that came with the batch, by their ids."""
+        self._predecessors = predecessors
         self._span, self._most_bytes = span, batch_settings.group_bytes
         self._rows = ShardRows.of_occurrences(batch_settings, span.bucket, shard, span.cutoff_ms)
         self._coming: list[Iterator[Occurrence]] = []
@@ -228,7 +231,9 @@ class OccurrenceRows:
     def add(self, messages: pa.Table) -> None:
         """Take some of the due messages that repeat, for the first time."""
         self._sizes.append(row_bytes(messages))
-        self._coming += [each.coming(self._span) for each in waiting_in(messages)]
+        ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
+        for each, identity in zip(waiting_in(messages), ids, strict=True):
+            self._coming.append(each.after(self._predecessors.get(identity)).coming(self._span))
 
     def staged(self, messages: pa.Table) -> Iterator[pa.RecordBatch]:
         """Take the messages again, as they came in `add`, and yield rows of due messages for the staged occurrences.

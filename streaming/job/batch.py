@@ -186,7 +186,7 @@ class BatchRunner:
                 left_out=decision.left_out,
                 answers=decision.answers,
             )
-            occurring = self._occurring(plan, output, cancels, held)
+            occurring = self._occurring(plan, output, cancels, decision, held)
             hand_over = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.followed_batch)
             stores = self._sealing.has_work(output, decision)
             stores_first = decision.shows(span.cutoff_ms)
@@ -284,10 +284,14 @@ class BatchRunner:
         check_moved(output.rows, moved.rows, decision.places)
         return moved
 
-    def _occurring(self, plan: BatchPlan, output: BatchOutput, cancels: Cancels, held: ExitStack) -> BatchOutput | None:
+    def _occurring(
+        self, plan: BatchPlan, output: BatchOutput, cancels: Cancels, decision: Decision, held: ExitStack
+    ) -> BatchOutput | None:
         """Return the rows that the batch makes of messages that repeat, or None if none are due."""
         loaded = self._window.take_repeating(plan.span.previous_ms, plan.span.cutoff_ms)
-        frame = occurrence_rows(output.frame, output.rows, loaded, cancels, plan.span, plan.settings)
+        frame = occurrence_rows(
+            output.frame, output.rows, loaded, cancels, decision.predecessors, plan.span, plan.settings
+        )
         if frame is None:
             return None
         occurring = held.enter_context(closing(BatchOutput(frame)))

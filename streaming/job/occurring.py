@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import groupby
 from operator import itemgetter
@@ -17,12 +17,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.ready_log.task import Cancels, handed_over_of
 from state.buckets.operator import DUE, NAMED, SHARD_OUTPUT_SCHEMA
 from state.buckets.table_rows import ArrowFunction
+from state.cancel import MessageId
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.kinds import repeats
 from state.message import decode_chunk, encode_chunk
 from state.names import NAMED_SCHEMA
-from state.repeats.occurrences import OccurrenceRows
+from state.repeats.occurrences import OccurrenceRows, Predecessor
 
 _ROWS = from_arrow_schema(SHARD_OUTPUT_SCHEMA)
 
@@ -32,6 +33,7 @@ def occurrence_rows(
     rows: Iterable[Row],
     loaded: list[DataFrame],
     cancels: Cancels,
+    predecessors: Mapping[MessageId, Predecessor],
     span: BatchSpan,
     batch_settings: BatchSettings,
 ) -> DataFrame | None:
@@ -42,6 +44,7 @@ def occurrence_rows(
         rows: the same, without chunks of messages.
         loaded: the chunks of the window that have such messages (`PrefetchWindow.take_repeating`).
         cancels: what the batch leaves out.
+        predecessors: of messages that came with the batch, by their ids.
         span: the batch.
         batch_settings: its settings.
     """
@@ -54,7 +57,7 @@ def occurrence_rows(
     keys = ", ".join(map(str, batch_settings.shard_keys))
     # All of a shard in one task, which numbers their segments.
     every = reduce(DataFrame.union, several).repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
-    occurring = _occurring(cancels, batch_settings, span)
+    occurring = _occurring(cancels, predecessors, batch_settings, span)
     return every.sortWithinPartitions("shard").mapInArrow(occurring, _ROWS)
 
 
@@ -64,10 +67,15 @@ def names_in(rows: Iterable[Row]) -> pa.Table:
     return pa.concat_tables([NAMED_SCHEMA.empty_table(), *tables])
 
 
-def _occurring(cancels: Cancels, batch_settings: BatchSettings, span: BatchSpan) -> ArrowFunction:
+def _occurring(
+    cancels: Cancels,
+    predecessors: Mapping[MessageId, Predecessor],
+    batch_settings: BatchSettings,
+    span: BatchSpan,
+) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for shard, chunks in groupby(_chunks(batches, cancels), key=itemgetter(0)):
-            made = OccurrenceRows(batch_settings, span, shard)
+            made = OccurrenceRows(batch_settings, span, shard, predecessors)
             # Many large messages may be due at one instant.
             with SpooledTemporaryFile(batch_settings.group_bytes, dir=_local_dir()) as spool:
                 lengths = []

@@ -49,6 +49,7 @@ from state.cancel import ALWAYS, WAITING, Ask, MessageId, Successor, asks_of, ow
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
+from state.repeats.occurrences import Predecessor
 from streaming.job.requests.answers import answers_by
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
@@ -67,7 +68,8 @@ class Decision:
     `moves` are messages that get another due time (`state.buckets.moves.MOVES_SCHEMA`). Those that are due at once are
     among the cancelled messages, although the batch does not cancel them: `replaced` has for each when it is due. The
     others are `retimed`: messages of the batch that take over the due time of another one (`RETIMED_SCHEMA`).
-    `places` says where those wait that are in the table.
+    `places` says where those wait that are in the table. `predecessors` are the messages that repeat and waited, of
+    those that came in their place and repeat too.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
@@ -79,6 +81,7 @@ class Decision:
     retimed: pa.Table = field(default_factory=RETIMED_SCHEMA.empty_table)
     places: Waiting = NOTHING_WAITS
     drops: bool = False
+    predecessors: Mapping[MessageId, Predecessor] = field(default_factory=dict)
 
     @property
     def stored(self) -> dict[IdRows, int]:
@@ -122,7 +125,7 @@ class Facts(NamedTuple):
     - `known_from`: from which offset of each input partition on nothing is forgotten
     - `replaced_before`: what a lost batch has replaced, and the id of each one's replacement
     - `numbers`: the messages that repeat, and the number of the occurrence that waited
-    - `waits`: what waits in the table
+    - `waits`: what waits in the table, and which of it repeats
     - `due_at_once_ms`: when a message is due that the batch makes due at once, epoch ms
     """
 
@@ -175,6 +178,7 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     return Decision(
         answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
         facts.named.retimed, facts.waits.among(delivered), dropped.num_rows > 0,
+        _predecessors(own, facts.waits.repeating),
     )  # fmt: skip
 
 
@@ -221,3 +225,17 @@ def _as_cancelled(asks: pa.Table, but: Ids) -> pa.Table:
     own, due = own_ids(asks), asks.column("deliver_at_ms")
     messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
     return messages.filter(pa.array(~among(messages, but)))
+
+
+def _predecessors(asks: pa.Table, repeating: Mapping[MessageId, Predecessor]) -> dict[MessageId, Predecessor]:
+    """Return in whose place each message comes that repeats and comes with one of `asks` (`ASK_SCHEMA`).
+
+    It may be in the place of another one of the batch, which never came.
+    """
+    found: dict[MessageId, Predecessor] = {}
+    if repeating:
+        for ask in sorted(asks_of(asks.filter(asks.column("repeats").fill_null(False))), key=lambda each: each.id):
+            before = found.get(ask.asked, repeating.get(ask.asked))
+            if before is not None:
+                found[ask.id] = before
+    return found

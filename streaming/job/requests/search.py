@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,18 +26,19 @@ from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
 from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
+from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, each_of, ids_in, ids_of, table_from, united, without
 from state.reasons import Reason
-from state.repeats.occurrences import waiting_in
+from state.repeats.occurrences import NO_PREDECESSORS, Predecessor, waiting_in
+from state.repeats.schedule import Schedule
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.stored_ids import StoredIds
 
-# A message in a chunk: its id, the bucket of the chunk, when it is due (epoch ms), and the number of the occurrence;
-# null if it does not repeat.
-NO_NUMBERS: Mapping[MessageId, int] = MappingProxyType({})
-_FOUND_SCHEMA = pa.schema([*ID_SCHEMA, ("bucket", pa.int64()), ("deliver_at_ms", pa.int64()), ("number", pa.int64())])
+# A message in a chunk: its id, the bucket of the chunk, and when it is due (epoch ms). Of one that repeats also the
+# number and the instant (epoch ms) of the occurrence, and the schedule; else null.
+_OCCURRENCE = pa.schema([("number", pa.int64()), ("at_ms", pa.int64()), ("schedule", pa.binary())])
+_FOUND_SCHEMA = pa.schema([*ID_SCHEMA, ("bucket", pa.int64()), ("deliver_at_ms", pa.int64()), *_OCCURRENCE])
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
@@ -84,14 +84,14 @@ class Waiting(NamedTuple):
     """Messages that wait in the table: where each lies (`LOCATED_SCHEMA`), in the table at `version`.
 
     What is due before `from_ms` (epoch ms) waits no more, except in the bucket `overdue_bucket`, if there is one.
-    `numbers` has the messages among them that repeat, and the number of the occurrence that waits, as far as these may.
+    `repeating` has what is known of the messages among them that repeat.
     """
 
     places: pa.Table
     version: int
     from_ms: int
     overdue_bucket: int | None
-    numbers: Mapping[MessageId, int] = NO_NUMBERS
+    repeating: Mapping[MessageId, Predecessor] = NO_PREDECESSORS
 
     @property
     def messages(self) -> pa.Table:
@@ -139,7 +139,7 @@ class Search:
         if self.may_repeat:
             keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(asks)))
             waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping))
-            repeating = united([repeating, ids_of(waits.numbers)])
+            repeating = united([repeating, ids_of(waits.repeating)])
         in_vain = np.asarray(asks.column("delivers")) & among(asks, repeating)
         return ids_in(asks.filter(pa.array(~in_vain)))
 
@@ -171,7 +171,7 @@ class Search:
         # The first batch finds there what an earlier checkpoint has left, however long it is due.
         handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
         self.waits = self.waiting(wanted(but=handed_over), known)
-        self.numbers |= self.waits.numbers
+        self._know(self.waits.repeating)
         outcomes.take(self._taken_of(self.waits.messages, asks))
         passed = self._taken_of(self._passed_by(wanted()), asks)
         outcomes.take(passed)
@@ -210,7 +210,7 @@ class Search:
         there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
         # What is certain keeps its bounds: a replay, which may look at more or less, decides the same.
         places = pa.concat_tables([certain, _still_there(doubtful, there)])
-        return found._replace(places=places, numbers=_numbers_by_id(there))
+        return found._replace(places=places, repeating=_repeating_in(there))
 
     def _passed_by(self, ids: Ids) -> pa.Table:
         """Return those of `ids` that this batch seals, or hands over, from overflow groups (`CANCELLED_SCHEMA`).
@@ -222,9 +222,12 @@ class Search:
         if not ids or max(groups.values(), default=0) < 2:
             return CANCELLED_SCHEMA.empty_table()
         found = _found_in(self.shard_output.where(f"kind IN ('{SEALED}', '{DUE}')"), ids)
-        self.numbers |= _numbers_by_id(found)
+        self._know(_repeating_in(found))
         due = found.column("deliver_at_ms")
         return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA)
+
+    def _know(self, repeating: Mapping[MessageId, Predecessor]) -> None:
+        self.numbers |= {identity: each.number for identity, each in repeating.items()}
 
     def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
         """Return those of the `found` messages that `asks` take: not what repeats, if they only want it to be due."""
@@ -235,11 +238,13 @@ class Search:
         return found.filter(pa.array(~among(found, stays)))
 
 
-def _numbers_by_id(found: pa.Table) -> dict[MessageId, int]:
+def _repeating_in(found: pa.Table) -> dict[MessageId, Predecessor]:
+    """Return what is known of the messages that repeat among `found` (`_FOUND_SCHEMA`)."""
     repeating = found.filter(pc.is_valid(found.column("number")))
-    ids = zip(*(repeating.column(name).to_pylist() for name in ID), strict=True)
+    columns = (repeating.column(name).to_pylist() for name in (*ID, *_OCCURRENCE.names))
     # The last occurrence waits.
-    return dict(sorted(zip(ids, repeating.column("number").to_pylist(), strict=True)))
+    rows = sorted(zip(*columns, strict=True))
+    return {row[:3]: Predecessor(row[3], row[4], Schedule.from_bytes(row[5]).rule) for row in rows}
 
 
 def _still_there(doubtful: pa.Table, there: pa.Table) -> pa.Table:
@@ -274,14 +279,16 @@ def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
                     pa.array(among(messages, ids) & np.isin(kinds_of(messages), (MESSAGE, REPEATING)))
                 )
                 columns = [*(found.column(name) for name in ID), pa.array([bucket] * found.num_rows, pa.int64())]
-                columns += [found.column("deliver_at_ms"), _numbers_in(found)]
+                columns += [found.column("deliver_at_ms"), *_occurrences_in(found).columns]
                 yield from pa.table(columns, names=_FOUND_SCHEMA.names).cast(_FOUND_SCHEMA).to_batches()
 
     return run
 
 
-def _numbers_in(messages: pa.Table) -> pa.Array:
-    """Return the number of each of `messages` that repeats, and null for the others."""
+def _occurrences_in(messages: pa.Table) -> pa.Table:
+    """Return a row of `_OCCURRENCE` for each of `messages`."""
     repeating = repeats(messages)
-    numbers = iter([each.occurrence.number for each in waiting_in(messages.filter(pa.array(repeating)))])
-    return pa.array([next(numbers) if each else None for each in repeating.tolist()], pa.int64())
+    waiting = waiting_in(messages.filter(pa.array(repeating)))
+    own = ((each.occurrence.number, each.occurrence.at_ms, each.schedule.to_bytes()) for each in waiting)
+    rows: list[tuple[object, ...]] = [next(own) if each else (None,) * 3 for each in repeating.tolist()]
+    return table_from(rows, _OCCURRENCE)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, count, islice, pairwise
 from operator import itemgetter
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sources.intake.accept import accept
 from state.buckets.operator import BOUND, DUE, NAMED, SEALED
 from state.buckets.parts import following_part
+from state.cancel import MessageId
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
@@ -23,7 +24,9 @@ from state.message_ids import ID
 from state.names import named
 from state.order import OrderKey
 from state.repeats import occurrences
-from state.repeats.occurrences import OccurrenceRows, as_waiting, left_of_staged, waiting_in
+from state.repeats.left import left_of_staged
+from state.repeats.occurrences import NO_PREDECESSORS, OccurrenceRows, Predecessor, as_waiting, waiting_in
+from state.repeats.rule import parse_rule
 from state.repeats.schedule import ALL, MISSED, Occurrence
 from tests.messages import PARTITIONS, CountedTable, headers, records, some_batch_settings
 
@@ -51,10 +54,15 @@ def span_of(clock_ms: int, cutoff_ms: int) -> BatchSpan:
 
 
 def made(
-    messages: pa.Table, clock_ms: int, cutoff_ms: int, settings: BatchSettings = SETTINGS, cut: int = 1
+    messages: pa.Table,
+    clock_ms: int,
+    cutoff_ms: int,
+    settings: BatchSettings = SETTINGS,
+    cut: int = 1,
+    predecessors: Mapping[MessageId, Predecessor] = NO_PREDECESSORS,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a batch by kind. It reads the first `cut` messages before the others."""
-    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms), SHARD)
+    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms), SHARD, predecessors)
     found: dict[str, list[dict[str, Any]]] = {DUE: [], SEALED: [], NAMED: [], BOUND: []}
     messages = messages.filter(pa.array(repeats(messages)))
     pieces = [messages.slice(0, cut), messages.slice(cut)]
@@ -93,6 +101,25 @@ def test_batch_hands_over_what_is_below_its_cutoff_and_seals_what_follows() -> N
     assert is_delivered(delivered).all()
     assert not is_message(delivered).any()
     assert not repeats(delivered).any()
+
+
+def test_instants_that_are_staged_of_the_message_before_are_left_out() -> None:
+    """By the same expression. An interval has other instants, as it begins at its own message."""
+    often, oftener, every = (("delayline-repeat", each) for each in (b"*/10 * * * *", b"*/5 * * * *", b"every 10m"))
+    messages = accepted((often,), (oftener,), (every,), (often, until(20)), (often, until(4)))
+    # 04:26:40; the one of 04:30 is staged.
+    rules = [parse_rule("*/10 * * * *")] * 5
+    rules[2] = parse_rule("every 10m")
+    at_ms = START_MS + 800_000
+    before = {("delayline-in", 0, offset): Predecessor(7, at_ms, rule) for offset, rule in enumerate(rules)}
+    rows = made(messages, 0, 12 * MINUTE, predecessors=before)
+    assert [each[:3] for each in contents(rows[DUE])] == [(1, 3, b"1"), (4, 3, b"1"), (1, 8, b"2"), (2, 10, b"1")]
+    waits = [(0, 13, b"1"), (1, 13, b"3"), (3, 13, b"1"), (2, 20, b"2")]
+    assert [each[:3] for each in contents(rows[SEALED])] == waits
+
+
+def until(minutes: int) -> tuple[str, bytes]:
+    return "delayline-repeat-until", b"%d" % (START_MS + minutes * MINUTE)
 
 
 def test_name_is_that_of_the_occurrence_that_waits() -> None:

@@ -20,6 +20,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW, REPEATING
 from state.message import decode_chunk, encode_chunk
+from state.repeats.occurrences import Predecessor
 from state.repeats.rule import Rule
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Schedule
 from streaming.job.requests.desk import RequestDesk
@@ -61,6 +62,14 @@ def store_ids(store: BucketTable, number: int, offset: int, due_ms: int, success
     store.append(store.spark.createDataFrame(rows), "checkpoint", number)
 
 
+def asked(store: BucketTable, asks: Sequence[dict[str, Any]]) -> DataFrame:
+    """Return what the state stage gives for `asks` (`ASK_SCHEMA`)."""
+    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0)
+    row = {"kind": ASKED, "part": "", "by_topic": "{}", "accepted": "{}", "topic": "",
+           "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASK_SCHEMA))}  # fmt: skip
+    return store.spark.createDataFrame([empty | row], from_arrow_schema(SHARD_OUTPUT_SCHEMA))
+
+
 def decide(
     store: BucketTable, batch_id: int, delivers: Sequence[int], cancels: Sequence[int] = (), may_repeat: bool = False
 ) -> tuple[dict[int, str], list[tuple[int, int, int]]]:
@@ -70,10 +79,7 @@ def decide(
         | {"delivers": at < len(delivers)}
         for at, offset in enumerate([*delivers, *cancels])
     ]
-    empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0)
-    row = {"kind": ASKED, "part": "", "by_topic": "{}", "accepted": "{}", "topic": "",
-           "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASK_SCHEMA))}  # fmt: skip
-    frame = store.spark.createDataFrame([empty | row], from_arrow_schema(SHARD_OUTPUT_SCHEMA))
+    frame = asked(store, asks)
     desk = RequestDesk(store, Settings())
     of, before = span(batch_id), driver_rows(frame)
     decision = desk.decide(frame, before, of, CLOCK_MS, may_repeat=may_repeat)
@@ -156,9 +162,7 @@ def test_a_request_for_another_message_than_one_that_repeats_reads_no_chunk(
     store: BucketTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seal(store, 2, (1, 90_000), (2, 90_000))
-    own = headers((SCHEDULE_HEADER, Schedule(Rule(interval_ms=10_000)).to_bytes()), (NUMBER_HEADER, b"41"))
-    row = {"offset": 3, "deliver_at_ms": 90_000, "kind": REPEATING, "headers": own}
-    seal_messages(store, 3, [row], BATCH_SETTINGS)
+    seal_schedule(store)
     read: list[int] = []
 
     def chunks_at(places: pa.Table, version: int) -> DataFrame:
@@ -170,3 +174,27 @@ def test_a_request_for_another_message_than_one_that_repeats_reads_no_chunk(
     assert not read
     assert decide(store, 9, [3], cancels=[2], may_repeat=True)[0] == {2: "withdrawn", 3: "repeats"}
     assert read == [3]
+
+
+def test_messages_that_repeat_in_the_place_of_another_know_what_waited_of_that(store: BucketTable) -> None:
+    seal(store, 2, (1, 90_000))
+    seal_schedule(store)
+    terms = {"condition": "always", "deliver_at_ms": 80_000, "delivers": False}
+    pairs = [(20, 3, True), (21, 20, True), (22, 3, False), (23, 1, True)]
+    asks = [
+        dict(zip(ASK_SCHEMA.names[:6], (TOPIC, 0, old, TOPIC, 0, own), strict=True)) | terms | {"repeats": repeats}
+        for own, old, repeats in pairs
+    ]
+    frame = asked(store, asks)
+    desk = RequestDesk(store, Settings())
+    decision = desk.decide(frame, driver_rows(frame), span(9), CLOCK_MS, may_repeat=True)
+    desk.close()
+    before = Predecessor(41, 90_000, Rule(interval_ms=10_000))
+    assert decision.predecessors == {(TOPIC, 0, 20): before, (TOPIC, 0, 21): before}
+
+
+def seal_schedule(store: BucketTable) -> None:
+    """Seal a message that repeats, of the offset 3."""
+    own = headers((SCHEDULE_HEADER, Schedule(Rule(interval_ms=10_000)).to_bytes()), (NUMBER_HEADER, b"41"))
+    row = {"offset": 3, "deliver_at_ms": 90_000, "kind": REPEATING, "headers": own}
+    seal_messages(store, 3, [row], BATCH_SETTINGS)
