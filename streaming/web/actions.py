@@ -90,7 +90,8 @@ def postpone(
     """Replace each message by itself, due `by_ms` later, and return how many answers there are of each result.
 
     A message that was released meanwhile stays released, and its replacement is not accepted. A dead letter on its way
-    is `too-late` as well. Key, value, partition, output topic and all other headers stay; the id is a new one.
+    is `too-late` as well, and a message that repeats is `kept`: its rule says when it comes. Key, value, partition,
+    output topic and all other headers stay; the id is a new one.
 
     Raises UsageError, with nothing published, if the settings give an input topic a delay of its own, or if a message
     would then wait for longer than they allow, or expire; PublishFailed, what `Messages.look` and `Canceller` do.
@@ -104,8 +105,6 @@ def postpone(
             raise UsageError(
                 f"messages of {topic} have names. Publish them again under their names, with another delay"
             )
-        if policy.repeats:
-            raise UsageError(f"messages of {topic} may repeat. Replace them, with another rule")
         if policy.expire_after is not None or policy.expiry_header is not None:
             raise UsageError(f"messages of {topic} expire by its policies, so they cannot be postponed here")
         if selection.last_due_ms + by_ms - time.time_ns() // 1_000_000 > policy.max_delay - _MARGIN_MS:
@@ -119,12 +118,13 @@ def postpone(
         try:
             for piece in _pieces(selection.places):
                 rows = messages.look(Look(ids=tuple(piece), limit=len(piece)))
-                # A message that repeats was accepted by a policy before.
+                repeating = sum(row["repeats"] for row in rows)
                 waiting = [row for row in rows if row["error_code"] is None and not row["repeats"]]
                 for row in waiting:
                     publishing.replace(row, row["deliver_at_ms"] + by_ms)
                 publishing.flush()
-                results["too-late"] += len(piece) - len(waiting)
+                results["kept"] += repeating
+                results["too-late"] += len(piece) - len(waiting) - repeating
         except DelaylineError as problem:
             raise type(problem)(
                 f"{problem.args[0]}. Postponement of {publishing.published} of {len(ids)} messages was requested "

@@ -148,7 +148,8 @@ def test_only_a_message_with_an_accepted_replacement_is_postponed(broker: Embedd
 def test_a_message_that_repeats_is_not_postponed(broker: EmbeddedBroker, settings: Settings) -> None:
     waiting = Waiting(settings)
     waiting.repeats = {8}
-    assert postpone(settings, waiting) == {actions.NO_ANSWER: 1, "too-late": 1}
+    allowed = settings.model_copy(update={"policies": settings.policies.model_copy(update={"repeats": True})})
+    assert postpone(allowed, waiting) == {actions.NO_ANSWER: 1, "kept": 1}
     assert len(_published(broker, settings)) == 1
 
 
