@@ -92,8 +92,8 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
     if is_older:
         log.warning(
             "the table of sealed buckets is older than the ready log, so it lacks the present occurrences of messages "
-            "that repeat. Each schedule continues behind what is staged. Numbers may have gaps, so a count may end "
-            "early. Schedules that were cancelled since come again: cancel them again"
+            "that repeat. Each schedule continues after its last staged occurrence. Numbers may have gaps, so a count "
+            "may end early. Schedules that were cancelled since come again: cancel them again"
         )
     return is_older or store.is_fenced(writer_of_repair(checkpoint))
 
