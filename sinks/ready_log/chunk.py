@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -72,9 +73,17 @@ def with_few_deliveries(messages: pa.Table, most: int) -> Iterator[pa.Table]:
     yield from (messages.slice(start, end - start) for start, end in pairwise(bounds))
 
 
-def is_chunk(headers: Headers) -> bool:
-    """Return whether a record with these headers is a chunk. Others are from another writer, and hold no messages."""
-    return _HEADER in dict(headers or ())
+def is_chunk(headers: Headers, payload: bytes) -> bool:
+    """Return whether a record is a chunk, perhaps a damaged one. Others are from another writer.
+
+    A chunk may have lost its header: its record was copied without headers, or a name among them cannot be read.
+    """
+    if headers is None or _HEADER in dict(headers):
+        return True
+    with suppress(ReadyLogLost):
+        messages_of(payload, "")
+        return True
+    return False
 
 
 def summary_of(headers: Headers, place: str) -> ChunkSummary:

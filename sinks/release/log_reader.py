@@ -129,12 +129,12 @@ class LogReader:
             except KafkaException as problem:
                 failure = failure or problem
                 continue
-            place, headers = self._place_of(message), read_headers(message)
+            place, headers, payload = self._place_of(message), read_headers(message), message.value() or b""
             self.ends[place.log] = place.offset + 1
-            if not is_chunk(headers):
+            if not is_chunk(headers, payload):
                 foreign.append(place)
             elif place not in self.position.skipped:
-                yield from self._chunk(place, headers, message.value() or b"")
+                yield from self._chunk(place, headers, payload)
         if foreign:
             log.warning(
                 "ignoring %d records that Delayline did not write, beginning with %s. They hold no messages. "

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sinks.internal_topics.position import Log, Place, Position
-from sinks.ready_log.chunk import ChunkSummary
+from sinks.ready_log.chunk import ChunkSummary, messages_of
 from sinks.release.encoded_chunks import Chunk, PayloadMissing
 from sinks.release.incoming import Incoming
 from sinks.release.open_chunks import OpenChunk
@@ -43,7 +43,7 @@ from sinks.release.recall_desk import RecallDesk, WentTo
 from sinks.release.removals import Removals
 from sinks.release.room import Limits, Room
 from state.kinds import requests_in
-from state.message import decode_chunk, empty_messages
+from state.message import empty_messages
 from state.order import OrderKey, count_before, in_order, just_after, key_of
 
 
@@ -131,7 +131,8 @@ class Pending:
         self._incoming.reach({log: offset + 1})
         below, is_taken_in = self.position.below_at(place), offset < self.position.of(log).taken_in
         if summary.has_requests and is_taken_in:
-            self._removals.add(removed_before(place, self.position.near.taken_in, requests_in(decode_chunk(payload))))
+            requests = requests_in(messages_of(payload, str(place)))
+            self._removals.add(removed_before(place, self.position.near.taken_in, requests))
         if not is_taken_in:
             self._merge.chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
         elif below is None or summary.last >= below:

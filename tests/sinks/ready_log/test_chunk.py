@@ -43,9 +43,18 @@ def test_a_summary_is_found_among_other_headers() -> None:
     assert summary_of(headers, "here") == ChunkSummary(0, OrderKey(1, "in", 0, 0), OrderKey(2, "in", 0, 1), 2, 100)
 
 
+@pytest.mark.parametrize("headers", [[], [("trace", b"1")]])
+def test_a_record_of_another_writer_is_not_a_chunk(headers: RecordHeaders) -> None:
+    for payload in (b"", b"{}", b"x" * 1_000):
+        assert not is_chunk(headers, payload)
+
+
 @pytest.mark.parametrize("headers", [None, [], [("trace", b"1")]])
-def test_a_record_of_another_writer_is_not_a_chunk(headers: RecordHeaders | None) -> None:
-    assert not is_chunk(headers)
+def test_a_chunk_without_its_header_is_damaged_and_not_of_another_writer(headers: RecordHeaders | None) -> None:
+    value, _ = chunk_record(messages([{}]))
+    assert is_chunk(headers, value)
+    with pytest.raises(ReadyLogLost, match="here is not a chunk of this Delayline version"):
+        summary_of(headers, "here")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def test_a_record_of_another_writer_is_not_a_chunk(headers: RecordHeaders | None
     ],
 )  # fmt: skip
 def test_a_header_that_is_no_summary_is_refused(value: bytes | None) -> None:
-    assert is_chunk([("delayline-chunk", value)])
+    assert is_chunk([("delayline-chunk", value)], b"")
     with pytest.raises(ReadyLogLost, match="here is not a chunk of this Delayline version"):
         summary_of([("delayline-chunk", value)], "here")
 
