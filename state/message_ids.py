@@ -150,6 +150,8 @@ def placing(table: pa.Table) -> Callable[[pa.Table], npt.NDArray[np.int64]]:
 
 def places_in(table: pa.Table, messages: pa.Table) -> npt.NDArray[np.int64]:
     """Return for each message the row of `table` that has its id, or -1. Both have the columns `ID`."""
+    if not (table.num_rows and messages.num_rows):
+        return np.full(messages.num_rows, -1, dtype=np.int64)
     return placing(table)(messages)
 
 

@@ -61,11 +61,16 @@ class Waiting(NamedTuple):
         """Yield what comes in the batch of `span` (`Schedule.coming`). Putting an occurrence off misses nothing."""
         return self.schedule.coming(self.occurrence, self.until_ms < span.missed_before_ms, span.clock_ms)
 
-    def after(self, before: Predecessor | None) -> Waiting:
-        """Return it without the instants that are staged of the message `before`, if both have one expression."""
-        if before is None or before.rule != self.schedule.rule or before.rule.interval_ms is not None:
+    def after(self, before: Predecessor | None, staged_below_ms: int) -> Waiting:
+        """Return it without the instants that are staged of the message `before`, if both have one expression.
+
+        Earlier batches have staged nothing at `staged_below_ms` (epoch ms) or later, however late `before` begins.
+        """
+        rule = self.schedule.rule
+        if before is None or before.rule != rule or rule.interval_ms is not None:
             return self
-        at_ms = max(self.occurrence.at_ms, before.at_ms)
+        next_ms = rule.after(staged_below_ms - 1)
+        at_ms = max(self.occurrence.at_ms, before.at_ms if next_ms is None else min(before.at_ms, next_ms))
         # What ends before has no other instant.
         if self.schedule.until_ms is not None and at_ms > self.schedule.until_ms:
             return self
@@ -233,7 +238,8 @@ class OccurrenceRows:
         self._sizes.append(row_bytes(messages))
         ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
         for each, identity in zip(waiting_in(messages), ids, strict=True):
-            self._coming.append(each.after(self._predecessors.get(identity)).coming(self._span))
+            waiting = each.after(self._predecessors.get(identity), self._span.handed_over_below_ms)
+            self._coming.append(waiting.coming(self._span))
 
     def staged(self, messages: pa.Table) -> Iterator[pa.RecordBatch]:
         """Take the messages again, as they came in `add`, and yield rows of due messages for the staged occurrences.

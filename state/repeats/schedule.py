@@ -22,6 +22,8 @@ ONE, ALL, NONE = MISSED = ("one", "all", "none")
 # instant is behind the number if it waits longer, and `next_from_ms` behind that. A delivered message has the number
 # alone.
 SCHEDULE_HEADER, NUMBER_HEADER = "delayline-schedule", "delayline-occurrence"
+# How many occurrences of a cron expression are counted one by one, each by a search of its own.
+_MOST_STEPS = 10_000
 
 
 class Occurrence(NamedTuple):
@@ -84,11 +86,19 @@ class Schedule:
             next_ms, next_from_ms = self._after(next_ms, next_from_ms), None
 
     def later(self, first: Occurrence, from_ms: int) -> Iterator[Occurrence]:
-        """Yield what comes at `from_ms` (epoch ms) or later, if nothing is missed from `first` on."""
+        """Yield what comes at `from_ms` (epoch ms) or later, if nothing is missed from `first` on.
+
+        The numbers of a cron expression may have a gap before it, if many occurrences are left out.
+        """
         number, at_ms, _ = first
-        interval_ms = self.rule.interval_ms
-        if interval_ms is not None and (skipped := (from_ms - at_ms) // interval_ms) > 0:
-            first = Occurrence(number + skipped, at_ms + skipped * interval_ms)
+        skipped = (from_ms - at_ms) // self.rule.shortest_ms
+        if self.rule.interval_ms is not None and skipped > 0:
+            first = Occurrence(number + skipped, at_ms + skipped * self.rule.interval_ms)
+        elif self.count is None and skipped > _MOST_STEPS:
+            next_ms = self.rule.after(at_ms, from_ms)
+            if next_ms is None:
+                return
+            first = Occurrence(number + skipped, next_ms)
         for each in self.coming(first, False, 0):
             if self.until_ms is not None and each.at_ms > self.until_ms:
                 return

@@ -89,13 +89,14 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
     """
     checkpoint = handed_over.origin.checkpoint
     is_older = followed_batch(store, checkpoint) < handed_over.followed_batch
-    if is_older:
+    lacks = is_older or store.is_fenced(writer_of_repair(checkpoint))
+    if lacks:
         log.warning(
-            "the table of sealed buckets is older than the ready log, so it lacks the present occurrences of messages "
-            "that repeat. Each schedule continues after its last staged occurrence. Numbers may have gaps, so a count "
-            "may end early. Schedules that were cancelled since come again: cancel them again"
+            "the table of sealed buckets is older than the ready log, or was repaired, so it may lack the present "
+            "occurrences of messages that repeat. Each schedule continues after its last staged occurrence. Numbers "
+            "may have gaps, so a count may end early. Schedules that were cancelled may come again: cancel them again"
         )
-    return is_older or store.is_fenced(writer_of_repair(checkpoint))
+    return lacks
 
 
 def left_in_table(

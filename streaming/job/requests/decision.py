@@ -156,7 +156,8 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     replacements = own.filter(pc.is_valid(own.column("condition")))
     every = asks_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
     found, dropped_ids = ids_in(outcomes.taken), ids_in(own_ids(dropped))
-    first, are_dropped = first_asks(every, each_of(found)), each_of(dropped_ids)
+    first = first_asks(every, each_of(found)) if every else {}
+    are_dropped = each_of(dropped_ids)
     at_once = {asked for asked, ask in first.items() if ask.delivers} - are_dropped
     causes = {asked: ask for asked, ask in first.items() if asked not in at_once}
     accepted = accepted_replacements(every, causes, facts.replaced_before, are_dropped)

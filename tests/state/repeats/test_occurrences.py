@@ -47,10 +47,10 @@ def accepted(*rows: tuple[tuple[str, bytes], ...]) -> pa.Table:
     return messages.slice(0, len(rows))
 
 
-def span_of(clock_ms: int, cutoff_ms: int) -> BatchSpan:
-    """Return a batch with this clock and cutoff after the start, and a horizon of a minute."""
+def span_of(clock_ms: int, cutoff_ms: int, previous_ms: int = 0) -> BatchSpan:
+    """Return a batch with this clock and these cutoffs after the start, and a horizon of a minute."""
     span = BatchSpan(CheckpointOrigin("c", 1, 1), BUCKET, 0, START_MS + cutoff_ms, clock_ms=START_MS + clock_ms)
-    return replace(span, missed_before_ms=span.clock_ms - MINUTE)
+    return replace(span, missed_before_ms=span.clock_ms - MINUTE, previous_ms=START_MS + previous_ms)
 
 
 def made(
@@ -60,9 +60,10 @@ def made(
     settings: BatchSettings = SETTINGS,
     cut: int = 1,
     predecessors: Mapping[MessageId, Predecessor] = NO_PREDECESSORS,
+    previous_ms: int = 0,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a batch by kind. It reads the first `cut` messages before the others."""
-    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms), SHARD, predecessors)
+    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms, previous_ms), SHARD, predecessors)
     found: dict[str, list[dict[str, Any]]] = {DUE: [], SEALED: [], NAMED: [], BOUND: []}
     messages = messages.filter(pa.array(repeats(messages)))
     pieces = [messages.slice(0, cut), messages.slice(cut)]
@@ -112,10 +113,18 @@ def test_instants_that_are_staged_of_the_message_before_are_left_out() -> None:
     rules[2] = parse_rule("every 10m")
     at_ms = START_MS + 800_000
     before = {("delayline-in", 0, offset): Predecessor(7, at_ms, rule) for offset, rule in enumerate(rules)}
-    rows = made(messages, 0, 12 * MINUTE, predecessors=before)
+    rows = made(messages, 0, 12 * MINUTE, predecessors=before, previous_ms=4 * MINUTE)
     assert [each[:3] for each in contents(rows[DUE])] == [(1, 3, b"1"), (4, 3, b"1"), (1, 8, b"2"), (2, 10, b"1")]
     waits = [(0, 13, b"1"), (1, 13, b"3"), (3, 13, b"1"), (2, 20, b"2")]
     assert [each[:3] for each in contents(rows[SEALED])] == waits
+
+
+def test_a_schedule_begins_at_once_if_the_one_before_begins_later() -> None:
+    messages = accepted((("delayline-repeat", b"*/10 * * * *"),))
+    rule = parse_rule("*/10 * * * *")
+    before = {("delayline-in", 0, 0): Predecessor(1, START_MS + 24 * 60 * MINUTE, rule)}
+    rows = made(messages, 0, 12 * MINUTE, predecessors=before)
+    assert [each[:3] for each in contents(rows[DUE])] == [(0, 3, b"1")]
 
 
 def until(minutes: int) -> tuple[str, bytes]:

@@ -148,3 +148,14 @@ def test_header_has_all_of_it(
 ) -> None:
     schedule = Schedule(rule, until_ms, count, missed, name, keeps)
     assert Schedule.from_bytes(schedule.to_bytes()) == schedule
+
+
+def test_what_comes_later_is_numbered_beyond_all_that_may_have_come() -> None:
+    often, year_ms = parse_rule("*/10 * * * * *"), 365 * 24 * 60 * MINUTE
+    # Three million searches would take longer than a test may.
+    for from_ms, number in ((5 * MINUTE, 31), (year_ms, 1 + year_ms // 10_000)):
+        (first,) = islice(Schedule(often).later(Occurrence(1, 0), from_ms), 1)
+        assert first == Occurrence(number, from_ms)
+    seldom = Schedule(parse_rule("0 9 * * *"))
+    (first,) = islice(seldom.later(Occurrence(1, 9 * 60 * MINUTE), year_ms), 1)
+    assert first == Occurrence(366, year_ms + 9 * 60 * MINUTE)
