@@ -20,7 +20,7 @@ _NAMES = {
 _MS = _UNIT_MS | {name: _UNIT_MS[unit] for unit, names in _NAMES.items() for name in names}
 _NUMBER = re.compile(r"\d{1,18}(?:\.\d{1,9})?", re.ASCII)
 _PART = re.compile(rf"({_NUMBER.pattern})\s*({'|'.join(sorted(_MS, key=len, reverse=True))})(?![a-z])\s*", re.ASCII)
-# ISO-8601 durations without years and months, whose length depends on the calendar.
+# ISO-8601 durations. Years and months are left out, because their length depends on the calendar.
 _ISO = re.compile(
     r"P(?:(?P<w>\d{1,9})W)?(?:(?P<d>\d{1,9})D)?"
     r"(?:T(?=\d)(?:(?P<h>\d{1,12})H)?(?:(?P<m>\d{1,12})M)?(?:(?P<s>\d{1,12}(?:\.\d{1,9})?)S)?)?",

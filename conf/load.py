@@ -36,9 +36,10 @@ CONFIG_VARIABLE = "DELAYLINE_CONFIG"
 
 _PREFIX = "DELAYLINE_"
 _NOT_SETTINGS = frozenset({CONFIG_VARIABLE, failpoints.VARIABLE, failpoints.ROOT_VARIABLE})
-# What Kubernetes sets in each pod for a Service whose name begins with `delayline`: DELAYLINE_SERVICE_HOST=10.0.0.1,
-# DELAYLINE_RELEASE_SERVICE_PORT_HTTP=9464, DELAYLINE_PORT=tcp://…, DELAYLINE_PORT_9464_TCP_ADDR. No setting has such a
-# name, but a misspelt one may, such as DELAYLINE_WEB_PORT=80: the value tells them apart.
+# Kubernetes sets such variables in each pod if the name of a Service begins with `delayline`:
+# DELAYLINE_SERVICE_HOST=10.0.0.1, DELAYLINE_RELEASE_SERVICE_PORT_HTTP=9464, DELAYLINE_PORT=tcp://…,
+# DELAYLINE_PORT_9464_TCP_ADDR. No setting has such a name, but a misspelt one may, such as DELAYLINE_WEB_PORT=80. The
+# value tells them apart.
 _IP, _PROTOCOL = r"[0-9a-fA-F.:]+", r"_[0-9]+_(TCP|UDP|SCTP)"
 _SERVICE_LINK = re.compile(
     r"DELAYLINE(_[A-Z0-9]+)*?_("
@@ -58,7 +59,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 _KEYS = [name for name in Settings.model_fields if name not in _SECTIONS] + [
     f"{section}.{key}" for section, model in _SECTIONS.items() for key in model.model_fields
 ]
-# The sections whose further keys are names with dots.
+# Further keys of these sections are names with dots.
 _OPTIONS_OF_CLIENTS = ("kafka", "spark")
 
 
@@ -181,7 +182,7 @@ def _read_environ(environ: Mapping[str, str], problems: list[str]) -> _Source:
 
 
 def _key_of_variable(name: str) -> str | None:
-    """Return the dotted key or the section of the variable `name`, or None if there is no such setting."""
+    """Return the dotted key or the section of the variable `name`, or None if no setting has this name."""
     section, _, rest = name.removeprefix(_PREFIX).partition("__")
     section, model = section.lower(), _SECTIONS.get(section.lower())
     if not rest:
@@ -192,8 +193,8 @@ def _key_of_variable(name: str) -> str | None:
         return f"{section}.{rest.lower()}"
     if not issubclass(model, OptionTable):
         return None
-    # A shell cannot set names with dots; `env` and compose files can. The case of Spark's options matters. The keys of
-    # other sections are topics, whose names have `_` and capitals of their own.
+    # A shell cannot set names with dots; `env` and compose files can. The case of Spark's options matters. In
+    # other sections the keys are topics. Names of topics may contain `_` and capitals.
     if section in _OPTIONS_OF_CLIENTS and "." not in rest:
         rest = (rest.lower() if rest.isupper() else rest).replace("_", ".")
     return f"{section}.{rest}"

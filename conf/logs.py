@@ -48,7 +48,7 @@ _FORMATS: dict[str, type[logging.Formatter]] = {"text": _Text, "json": _Json}
 
 
 def configure_logging(level: str, log_format: str = "text") -> None:
-    """Log to standard error: Delayline's own lines from `level` up, those of libraries from warnings up.
+    """Log to standard error: Delayline's own lines from `level` up, and warnings and errors of libraries.
 
     `log_format` is one of `monitor.log_format`. Raises UsageError for an unknown level.
     """

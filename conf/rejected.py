@@ -1,4 +1,4 @@
-"""Why a message becomes a dead letter: the errors whose codes dead letters have."""
+"""The reasons why a message becomes a dead letter: errors with the codes that dead letters carry."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class ReleaseSettings(Section):
     lead: Annotated[int, duration(1, 10 * SECOND)] = 100
     slice: Annotated[int, duration(1, MINUTE)] = 20
     transaction_messages: Count = 3_000
-    # 0 is no limit.
+    # 0 means unlimited.
     messages_per_second: Annotated[int, Bounded(0, MOST)] = 0
     max_bytes: Annotated[int, Bounded(16 * 1024 * 1024, MOST)] = 256 * 1024 * 1024
     # A broker refuses more than its transaction.max.timeout.ms, 15 minutes by default.

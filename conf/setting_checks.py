@@ -1,4 +1,4 @@
-"""What settings of several sections must fulfil together. Each function returns what is wrong, in sentences."""
+"""Checks of settings across several sections. Each function returns the problems as sentences."""
 
 from __future__ import annotations
 

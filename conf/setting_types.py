@@ -163,7 +163,7 @@ FilePath = Annotated[str, _matching(r"|.*\S.*", "the path of a file, or empty")]
 FolderPath = Annotated[str, _matching(r"|.*\S.*", "the path of a folder, or empty")]
 WebAddress = Annotated[str, _matching(r"|(https?|file)://\S+", "a URL (http, https or file), or empty")]
 WebToken = Annotated[str, _matching(r"|[!-~]{16,200}", "16 to 200 visible ASCII characters, or empty")]
-# Whoever prints a path would print the credentials in it.
+# Credentials in a path would be printed wherever the path is.
 StoragePath = Annotated[
     str,
     _matching(

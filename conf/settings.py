@@ -104,7 +104,7 @@ class Settings(BaseSettings):
 
     @property
     def lease_topic(self) -> str:
-        """The compacted topic whose newest record names the process that may deliver and seal."""
+        """The compacted topic of the lease. Its newest record names the process that may deliver and seal."""
         return f"{self.application_id}-lease"
 
     @property

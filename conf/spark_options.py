@@ -39,9 +39,9 @@ FIXED_OPTIONS = {
     # The table keeps deleted files for less time than the check allows.
     "spark.databricks.delta.retentionDurationCheck.enabled": "which is false: otherwise vacuums fail",
 }
-"""Option names, and what `bad-setting` says of one: what Delayline sets it to, and why."""
+"""Option names, with the text of the `bad-setting` error: what Delayline sets the option to, and why."""
 
-# Options whose names begin so are properties of new tables. The table of sealed messages has its own.
+# Options with this prefix are properties of new tables. The table of sealed messages has its own properties.
 TABLE_DEFAULTS = "spark.databricks.delta.properties.defaults."
 
 # Fixed as well, but on S3 alone.

@@ -22,12 +22,12 @@ from conf.setting_types import (
     read_list,
 )
 
-# The policies that can be none.
+# The policies that can be left unset.
 _NO_POLICY = ("fixed_delay", "max_waiting", "expire_after", "expiry_header")
 
 
 class Policy(Section):
-    """What holds for the messages of an input topic, besides what headers ask for. Durations in ms; None is none."""
+    """The policy of an input topic, which applies in addition to the headers. Durations in ms; None: not set."""
 
     default_delay: Annotated[int, duration(0, LONGEST)] = 0
     fixed_delay: Annotated[int, duration(0, LONGEST)] | None = None
@@ -62,7 +62,7 @@ class PolicySettings(OptionTable, Policy):
 
     @property
     def of_all(self) -> Policy:
-        """What holds for an input topic without policies of its own."""
+        """The policy of input topics that have no table of their own."""
         return Policy(**{name: getattr(self, name) for name in Policy.model_fields})
 
     @property
@@ -86,7 +86,7 @@ class PolicySettings(OptionTable, Policy):
         return policies
 
 
-# The schedulers whose publishers' headers are understood (`sources.intake.presets`).
+# The schedulers with headers that Delayline understands (`sources.intake.presets`).
 PRESETS = ("activemq", "etf1", "karafka", "nats", "rabbitmq", "rocketmq", "spring-retry")
 
 

@@ -25,7 +25,7 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def cds_archive() -> Path:
-    """Return the path of the archive: beside the jars. Its name depends on Java and the jars.
+    """Return the path of the archive, which is next to the jars. Its name depends on Java and the jars.
 
     Raises JarsMissing, JavaMissing.
     """
@@ -35,7 +35,7 @@ def cds_archive() -> Path:
 
 
 def cds_options() -> str:
-    """Return the Java options that use the archive; empty if there is no archive."""
+    """Return the Java options that use the archive, or "" if the archive does not exist."""
     archive = cds_archive()
     return f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive.is_file() else ""
 
@@ -46,7 +46,7 @@ def training_options(archive: Path) -> str:
 
 
 def make_cds_archive(progress: Callable[[str], None] = print) -> None:
-    """Write the archive if there is none, and report to `progress`. Without one everything works, but starts slower."""
+    """Write the archive if it is missing, and report to `progress`. Without it, everything works but starts slower."""
     archive = cds_archive()
     if archive.is_file():
         progress(f"classes: already archived in {archive}")

@@ -13,7 +13,7 @@ from conf.errors import SparkUnsupported
 # The version of pyspark that the jars of each line (`spark-<line>.xml`) were run with. Patch versions matter.
 LINES = {"4.0": "4.0.4", "4.1": "4.1.1"}
 _STREAMING = "org.apache.spark.sql.execution.streaming"
-# Of the classes that read and write checkpoint files.
+# The package of the classes that read and write checkpoint files.
 _CHECKPOINT_PACKAGE = {"4.0": _STREAMING, "4.1": f"{_STREAMING}.checkpointing"}
 
 

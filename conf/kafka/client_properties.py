@@ -1,6 +1,7 @@
 """The file of properties that Kafka's own tools use (`client.properties`), below the other keys of the section.
 
-The syntax is that of `java.util.Properties`. Two things are stricter: a key may be there once, and the size is bounded.
+The syntax is the syntax of `java.util.Properties`. Two things are stricter: each key may occur once, and the size is
+bounded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 # A byte order mark as Latin-1 shows it: of UTF-8, and of UTF-16 in either order.
 _MARKS = ("\xef\xbb\xbf", "\xff\xfe", "\xfe\xff")
-# What Delayline sets itself, as such files often have it too.
+# Values that Delayline sets itself. Such files often contain them too.
 _AGREED = {"acks": ("all", "-1"), "enable.auto.commit": ("false",), "enable.idempotence": ("true",)}
 _SERVERS = "bootstrap.servers"
 
@@ -59,7 +60,7 @@ def with_client_properties(kafka: KafkaSettings) -> tuple[KafkaSettings, dict[st
     try:
         return KafkaSettings.model_validate(table), origins
     except ValidationError as error:
-        # Of pydantic's checks only that of the servers can fail: all others are text.
+        # Only pydantic's check of the servers can fail. All other properties are text.
         allowed = error.errors()[0]["ctx"]["error"]
     origin = origins["kafka.bootstrap_servers"]
     raise SettingError(
@@ -112,7 +113,7 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     for number, natural in enumerate(_LINE_END.split(text), 1):
         line = natural.lstrip(_WHITE)
         if goes_on and not lines[-1][1]:
-            # To Java a backslash alone is no beginning: what follows may be a comment.
+            # For Java, a line with only a backslash does not begin a value. The next line may be a comment.
             lines.pop()
             goes_on = False
         if not goes_on and (not line or line[0] in "#!"):

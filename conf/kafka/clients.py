@@ -1,7 +1,7 @@
 """Opening clients of librdkafka. It checks its options, and their relations, only when a client is opened.
 
-Each client gets a `logger`, wherever it is opened: without one, librdkafka writes lines of its own format to standard
-error. What it has to say comes when the client is polled.
+Each client gets a `logger`, wherever it is opened. Without one, librdkafka writes lines of its own format to standard
+error. The log lines arrive when the client is polled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an error of Kafka or of librdkafka concerns: all brokers, the client itself, or else what was asked for."""
+"""The scope of an error of Kafka or librdkafka: all brokers, the client itself, or only the request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OUTAGE = {
     KafkaError.UNKNOWN_PRODUCER_ID,
 }
 
-# What a producer meets that another one has fenced. The last one comes in place of the others if a record is on its way
+# Errors of a producer that another producer has fenced. The last one replaces the others if a record is on its way
 # while the next producer aborts the transaction.
 FENCED = frozenset(
     {

@@ -7,7 +7,7 @@ from typing import cast
 
 from confluent_kafka import Message
 
-# Of a record to be written: the type of the client's own annotations.
+# The headers of a record to be written, with the type of the client's own annotations.
 RecordHeaders = list[tuple[str, str | bytes | None]]
 
 # For a name that is not UTF-8 the client sets an exception, and returns a list all the same, with a null pointer for

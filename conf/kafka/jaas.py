@@ -15,7 +15,7 @@ _JAAS_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a
 
 
 def read_jaas(jaas: str) -> dict[str, str]:
-    """Parse a JAAS entry and return its options. Escapes are those of Java's StreamTokenizer."""
+    """Parse a JAAS entry and return its options. Escapes follow Java's StreamTokenizer."""
     found = {}
     for name, double, single, bare in _JAAS_OPTION.findall(jaas):
         found[name] = bare or re.sub(

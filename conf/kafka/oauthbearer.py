@@ -22,7 +22,7 @@ _LOGIN_MODULE = f"{_JAVA_PACKAGE}.OAuthBearerLoginModule"
 _URL = "sasl.oauthbearer.token.endpoint.url"
 # The prefix of a SASL extension in a JAAS entry.
 _EXTENSION = "extension_"
-# Options, by the name in a JAAS entry: librdkafka's, and that of Java's client from 4.1 on.
+# The options by their name in a JAAS entry: first the name in librdkafka, then in Java's client from 4.1 on.
 _NAMES = {
     "clientId": ("sasl.oauthbearer.client.id", "sasl.oauthbearer.client.credentials.client.id"),
     "clientSecret": ("sasl.oauthbearer.client.secret", "sasl.oauthbearer.client.credentials.client.secret"),
@@ -36,7 +36,7 @@ class ClientCredentials:
 
     - `url`: the token endpoint, http or https
     - `extensions`: SASL extensions that go to the broker with the token, as name and value
-    - `ca`: a PEM file of the authorities that sign the endpoint's certificate; None for those of the system
+    - `ca`: a PEM file of the authorities that sign the endpoint's certificate; None for the system's authorities
     """
 
     url: str

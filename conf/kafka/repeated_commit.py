@@ -4,7 +4,7 @@ librdkafka repeats a commit request when its connection is lost or its answer ta
 commit succeeds, no callback is called, and only a log line of level 6 mentions the connection. The first copy may
 reach the broker later. Since librdkafka keeps its epoch (librdkafka#5423), the broker then takes it for the commit of
 the producer's next transaction, which is not complete. A new producer has another epoch, and the broker refuses the
-copy. So a producer whose commit may have been repeated must not begin another transaction.
+copy. So a producer must not begin another transaction if its commit may have been repeated.
 
 Only the duration of a commit is certain: the client waits before it repeats a request.
 """
@@ -32,6 +32,6 @@ def repeat_backoff(options: Mapping[str, str]) -> dict[str, str]:
 def sent_once(begun_s: float, options: Mapping[str, str]) -> bool:
     """Return whether a commit that began at `begun_s` (monotonic) and has just succeeded was certainly sent once.
 
-    `options` are the client's, with those of `repeat_backoff`.
+    `options` are the client's options, including the result of `repeat_backoff`.
     """
     return time.monotonic() - begun_s < _SOONEST * int(options[_BACKOFF]) / 1000

@@ -37,9 +37,9 @@ def fetch_jars(
         groups: the groups to fetch.
 
     Raises:
-        SparkUnsupported: there are no jars for the installed Spark.
-        JarsMissing: a download failed, or brought other jars than those of `jar_lock`.
-        JavaMissing: there is no Java to run Ivy.
+        SparkUnsupported: Delayline has no list of jars for the installed Spark.
+        JarsMissing: a download failed, or the jars differ from `jar_lock`.
+        JavaMissing: Ivy needs Java, which was not found.
     """
     for group in groups:
         folder = jars_folder(group)
@@ -60,7 +60,7 @@ def fetch_jars(
 @contextmanager
 def _replaced(group: str, folder: Path) -> Iterator[Path]:
     """Give a new folder that takes the place of `folder`, complete, unless something is raised."""
-    # Fetched beside the folder and then renamed: an interrupted fetch leaves no folder that looks complete.
+    # Fetch next to the folder, then rename. An interrupted fetch leaves no folder that looks complete.
     partial = folder.with_name(f"{group}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

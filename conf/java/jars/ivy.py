@@ -47,7 +47,7 @@ def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: s
         limit = threading.Timer(FETCH_TIMEOUT_S, ivy.kill)
         limit.start()
         try:
-            # It may have ended before it reads them. What it says then is below.
+            # Ivy may have ended before it reads the settings. The loop below reads its error messages.
             with suppress(BrokenPipeError), ivy.stdin:
                 ivy.stdin.write(settings)
             for line in ivy.stdout:
@@ -66,15 +66,15 @@ def run_ivy(group: str, folder: Path, progress: Callable[[str], None], mirror: s
 
 
 def forget(jars: Sequence[str], mirror: str) -> None:
-    """Remove `jars` from what Ivy keeps of the repository that it has asked."""
-    # Ivy would take them from its cache for ever, whatever the repository has by then.
+    """Remove `jars` from Ivy's cache of the repository that it has used."""
+    # Otherwise Ivy would always take them from its cache, even if the repository has other files by then.
     for kept in [path for name in jars for path in _ivy_cache(mirror).rglob(name)]:
         kept.unlink()
 
 
 def _ivy_cache(mirror: str) -> Path:
-    """Return the folder in which Ivy keeps what it has fetched."""
-    # What came from elsewhere is not the mirror's.
+    """Return the folder in which Ivy keeps the files that it has fetched."""
+    # A mirror has a cache of its own, because jars from other repositories may differ.
     return Path(os.path.expanduser("~/.ivy2")) / ("delayline-mirror" if mirror else "cache")
 
 

@@ -32,7 +32,7 @@ def locked(group: str) -> dict[str, str]:
 
 
 def wrong_jars(group: str, folder: Path) -> list[str]:
-    """Return the names of the jars of `group` that `folder` has with another SHA-256 than that of the lock."""
+    """Return the names of the jars of `group` in `folder` with a SHA-256 that differs from the lock."""
     return [
         name for name, digest in locked(group).items() if (jar := folder / name).exists() and digest_of(jar) != digest
     ]

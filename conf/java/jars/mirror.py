@@ -32,7 +32,7 @@ def ivy_settings(mirror: str, group: str) -> str:
 
     Raises SparkUnsupported, and JarsMissing if the mirror refuses the login, or wants one.
     """
-    # Ivy's messages have the URL of each file, so the login is no part of it.
+    # Ivy's messages contain the URL of each file, so the URL must not contain the login.
     url, root = urlsplit(mirror), without_login(mirror)
     user, password = unquote(url.username or ""), unquote(url.password or "")
     values = {
@@ -66,14 +66,14 @@ def _realm(root: str, user: str, password: str, group: str) -> str:
 
 
 def _refusal(url: str, headers: dict[str, str]) -> str | None:
-    """Return the challenge of a server that refuses the request. Whatever else fails is for Ivy to tell."""
+    """Return the challenge of a server that refuses the request. Ivy reports all other failures."""
     request = Request(url, headers=headers)  # noqa: S310 -- http or https.
     try:
         with build_opener(_Redirects).open(request, timeout=_ANSWER_TIMEOUT_S):
             return None
     except HTTPError as answer:
         return answer.headers.get("WWW-Authenticate", "") if answer.code in _REFUSED else None
-    # The last two: an answer that is no HTTP, or a redirect to what is no URL.
+    # HTTPException: the answer is not HTTP. ValueError: the target of a redirect is not a URL.
     except (OSError, HTTPException, ValueError):
         return None
 

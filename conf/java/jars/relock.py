@@ -1,4 +1,4 @@
-"""Writing the locks anew after a change of a version in one of the lists.
+"""Rewrites the locks after a version in one of the lists has changed.
 
 `python -m conf.java.jars.relock` fetches the jars of the broker, and of the installed line of Spark.
 """
