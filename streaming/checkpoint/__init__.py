@@ -1,4 +1,4 @@
-"""The checkpoint as files: Spark's logs, Delayline's files beside them, recovery, and handover to another checkpoint.
+"""The checkpoint as files: Spark's logs, Delayline's own files, recovery, and the switch to another checkpoint.
 
 The values in these files are in `state.checkpoint`.
 
@@ -8,9 +8,9 @@ created again), `handover` (one checkpoint follows another), `mutable_buckets` (
 
 A checkpoint begins with its origin (`state.checkpoint.origin`): its id and generation, the number of shards, the input
 offsets and the cutoff at which it takes over, and the number of its first bucket, so that checkpoints never share
-bucket numbers. At that moment, everything that the checkpoint before had accepted is handed over or sealed.
+bucket numbers. At that moment, everything that the checkpoint before had accepted is staged or sealed.
 
-Two operations end in a handover:
+Two operations end with a switch to a new checkpoint:
 
 1. `rescale` replays the batch that was cut off, retires the checkpoint, and takes the waiting messages from its state.
    `rebuild` does without the old checkpoint, and finds the waiting messages by the markers
@@ -21,5 +21,5 @@ Two operations end in a handover:
 If a crash comes between two steps, run the command again. A job with an older checkpoint finds the newer origin in the
 progress topic, and stops.
 
-A start reads Spark's logs before Spark does: Spark would plan a batch anew if its entry was missing.
+A start reads Spark's logs before Spark does, because Spark would plan a batch again if its entry was missing.
 """

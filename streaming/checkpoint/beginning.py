@@ -52,13 +52,13 @@ def begin(
             _fence_earlier(store, markers)
             _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh and store.exists():
-            # The new checkpoint reads the asks for them again, and those that have names, as all other records.
+            # The new checkpoint reads the requests about them again, and the messages with names, as all other records.
             store.delete({kind.partition(bucket) for kind in IdRows for bucket in store.id_partitions(kind)})
-        # Above the pointers too: the progress topic may be lost, and a handover writes a pointer of its generation.
+        # Above the pointers too: the progress topic may be lost, and a switch writes a pointer of its generation.
         generation = 1 + max(_generation(markers), newest_generation(spark, settings))
         ids = with_present({}, input_ids(settings))
         terms = read_terms(settings, librdkafka_options(settings.kafka))
-        # What forwarders of a new application have taken by now is delivered, unless all is delivered again.
+        # Messages that forwarders of a new application have taken by now are delivered, unless all are delivered again.
         known_from = _known_from(settings)
         known = [marker.batch.origin.epoch for marker in markers if marker is not None]
         known += [each.epoch for each in (terms, known_from) if each is not None]
@@ -105,15 +105,15 @@ def _begin_with_present_inputs(
 
 
 def _generation(markers: Iterable[Progress | None]) -> int:
-    """Return the newest generation of a checkpoint among `markers`; 0 if there are no markers."""
+    """Return the newest generation of a checkpoint among `markers`, or 0 without markers."""
     return max((marker.batch.origin.generation for marker in markers if marker is not None), default=0)
 
 
 def _fence_earlier(store: BucketTable, markers: Iterable[Progress | None]) -> None:
     """Let nothing that an earlier checkpoint may still seal reach the table.
 
-    A process of it may be paused between its check of the lease and its commit. It would add a bucket to those of the
-    new checkpoint, which accepts the same messages again.
+    A process of it may be paused between its check of the lease and its commit. It would add a bucket next to the
+    buckets of the new checkpoint, which accepts the same messages again.
     """
     for earlier in sorted({marker.batch.origin.checkpoint for marker in markers if marker is not None}):
         store.create(from_arrow_schema(STORED_SCHEMA))
@@ -124,10 +124,10 @@ def _fence_earlier(store: BucketTable, markers: Iterable[Progress | None]) -> No
 def _refuse_second_beginning(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], fresh: bool
 ) -> None:
-    """Raise CheckpointMismatch if an earlier checkpoint has sealed or handed over messages.
+    """Raise CheckpointMismatch if an earlier checkpoint has sealed or staged messages.
 
-    A new checkpoint delivers everything again that is still in the input topics; `fresh` allows that. Beside buckets of
-    another checkpoint it is never allowed: their delivered messages would be delivered again.
+    A new checkpoint delivers everything again that is still in the input topics; `fresh` allows that. If the table has
+    buckets of another checkpoint, it is never allowed: their delivered messages would be delivered again.
     """
     if store.exists() and store.metadata():
         raise CheckpointMismatch(

@@ -123,7 +123,7 @@ class Checkpoint:
         return offsets
 
     def read_offsets(self) -> Offsets:
-        """Return the offsets up to which committed batches have read; if there are none, `first_offsets`."""
+        """Return the offsets up to which committed batches have read; without committed batches, `first_offsets`."""
         committed = self.last_committed()
         return self.first_offsets() if committed is None else self.planned(committed).offsets
 

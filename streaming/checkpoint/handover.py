@@ -1,4 +1,4 @@
-"""The handover from one checkpoint to another: seal what the earlier one left, then switch over to the new one.
+"""The switch from one checkpoint to another: seal the messages of the earlier one, then switch to the new one.
 
 Each step can be cut off. The next try goes on from the state that it left.
 """
@@ -74,12 +74,12 @@ def rest_bucket(store: BucketTable, checkpoint: str) -> int | None:
 
 # None of these is the checkpoint's id itself: the batches seal under that.
 def writer_of_following(checkpoint: str) -> str:
-    """Return the writer, in the table, of the occurrences that follow those which batches of `checkpoint` hand over."""
+    """Return the writer, in the table, of the occurrences that follow the ones staged by batches of `checkpoint`."""
     return f"{checkpoint}-following"
 
 
 def followed_batch(store: BucketTable, checkpoint: str) -> int:
-    """Return the newest batch of `checkpoint` whose following occurrences the table has; -1 if it has none."""
+    """Return the newest batch of `checkpoint` with following occurrences in the table, or -1."""
     newest = store.newest_of(writer_of_following(checkpoint))
     return -1 if newest is None else newest
 

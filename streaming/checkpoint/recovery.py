@@ -47,11 +47,11 @@ _EARLIEST = -2
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a start of the job goes on from.
+    """The state from which a start of the job continues.
 
     - `planned`: the newest batch in the offset log, or None before the first.
     - `unread`: the known input topics that no message was accepted from.
-    - `guard`: of the table's log, against a process that was cut off.
+    - `guard`: guards the table's log against a process that was cut off.
     - `parts`: the parts that the table has, and the last due time in each (epoch ms).
     - `abandoned`: the Delta partitions that merges have left, and nothing needs.
     - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
@@ -82,12 +82,12 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     2. Read the markers in the progress topic. Forget a batch that never ran, since its clock was far ahead. If no batch
        was ever planned, begin the checkpoint.
     3. Record the present settings for the batches to come, and new input topics.
-    4. Create the table if there is none, and check its log. After a crash, fence the merges of the process before.
+    4. Create the table if it does not exist, and check its log. After a crash, fence the merges of the process before.
     5. Refuse a checkpoint that is older than the table or the markers. Write a marker for each shard that lost its own.
     6. Read the metadata of the live segments.
 
-    `fresh` allows a new checkpoint although an earlier one has handed messages over. Raises UsageError if that is still
-    there, CheckpointMismatch if going on could lose or double a message, CheckpointUnreadable, CheckpointVersion or
+    `fresh` allows a new checkpoint although an earlier one has staged messages. Raises UsageError if that still exists,
+    CheckpointMismatch if going on could lose or double a message, CheckpointUnreadable, CheckpointVersion or
     BucketUnreadable if files cannot be read, ApplicationHeld, BrokerUnreachable.
     """
     lease.check()
@@ -192,7 +192,7 @@ def _never_ran(
 def _has_left_something(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int
 ) -> bool:
-    """Return whether batch `planned`, before it was cut off, has handed over or sealed anything."""
+    """Return whether batch `planned`, before it was cut off, has staged or sealed anything."""
     own = checkpoint.origin.checkpoint
     handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
     return handed_over or (store.exists() and newest_sealed(store, own) == planned)
@@ -228,7 +228,7 @@ def _amended_history(
     first_new = 0 if planned is None else planned + 1
     history = history.amended(first_new, batch_settings, keep_from=max(0, first_new - 1))
     if history.had_output(settings.results_topic):
-        # Whoever reads the answers would take such a message for one.
+        # A reader of the answers would take such a message for an answer.
         raise CheckpointMismatch(
             f"topics.results is {settings.results_topic}, which was an output topic until now (topics.output "
             "or topics.allowed_outputs). Messages that wait for it would be delivered among the answers. "

@@ -36,10 +36,10 @@ def recreated_error(topics: Collection[str]) -> CheckpointMismatch:
 def recreated_inputs(
     settings: Settings, known: InputIds, unread: Collection[str] = (), present: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the input topics whose `present` ids are not the last ones in `known`.
+    """Return the input topics with `present` ids that are not the last ones in `known`.
 
-    Without `topics.skip_expired`, raises CheckpointMismatch if there are any but `unread` ones, with which nothing is
-    lost. Asks the brokers for the present ids if none are given: raises BrokerUnreachable.
+    Without `topics.skip_expired`, raises CheckpointMismatch for any of them that is not `unread`: nothing is lost with
+    unread topics. Asks the brokers for the present ids if they are not given: raises BrokerUnreachable.
     """
     topics = recreated(known, input_ids(settings) if present is None else present)
     refused = [topic for topic in topics if topic not in unread]

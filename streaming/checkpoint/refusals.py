@@ -15,8 +15,8 @@ from streaming.storage.failures import CHECKPOINT_REMEDY
 def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
     """Raise CheckpointMismatch if a batch has sealed that is not in the offset log.
 
-    Spark would plan the batch anew, with other records. The table would then take what the batch seals for sealed
-    already, and drop it.
+    Spark would plan the batch again, with other records. The table would then treat the batch's messages
+    as sealed already, and drop them.
     """
     sealed = newest_sealed(store, checkpoint.origin.checkpoint)
     if sealed is not None and (planned is None or sealed > planned):
@@ -30,9 +30,9 @@ def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | 
 def refuse_older_checkpoint(
     checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None], planned: int | None
 ) -> None:
-    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if a handover from it has begun.
+    """Raise CheckpointMismatch if a marker is newer than the checkpoint, or if a switch from it has begun.
 
-    Each shard's writer checks its own marker too. But a shard that had handed over less would already begin to deliver.
+    Each shard's writer checks its own marker too. But a shard that had staged less would already begin to deliver.
     """
     for marker in markers:
         if marker is not None:

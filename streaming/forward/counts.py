@@ -1,4 +1,4 @@
-"""What a forwarder has done since its start, for whoever asks it for metrics."""
+"""The counters of a forwarder since its start, for its metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 class ForwardCounts:
     """Counts by lane. Each lane is counted by one thread at a time; any thread may read.
 
-    - `taken`: messages that were handed over past the batches
+    - `taken`: messages that were staged without a batch
     - `claimed_ms`: when the newest claim was committed (epoch ms)
     """
 

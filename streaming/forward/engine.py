@@ -53,7 +53,7 @@ _LEARN_S = 2.0
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What all lanes of a forwarder share. `member` is its name, `options` are librdkafka's."""
+    """The context that all lanes of a forwarder share. `member` is its name, `options` are librdkafka's."""
 
     settings: Settings
     member: str
@@ -78,7 +78,7 @@ class LaneForwarder(PartThread):
         self._context = context
         self._settings = context.settings
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
-        # What the lane has taken and not written yet, and the latest clock by which it took that (epoch ms).
+        # Messages that the lane has taken and not written yet, and the latest clock by which it took them (epoch ms).
         self._taken: list[pa.Table] = []
         self._taken_ms = 0
         # When records were taken last, by the monotonic clock.
@@ -184,8 +184,8 @@ class LaneForwarder(PartThread):
 
         Raises CheckpointMismatch if a partition was cut, and says so in a claim: the job must end too.
         """
-        # What is cut may be more than claims have decided, or less, and then nothing is wrong. The client knows once it
-        # begins at the position of a claim.
+        # The cut may lie below the end of the claims, or above it. Above it, nothing is wrong. The client can tell once
+        # it begins at the position of a claim.
         if any(map(lane.has_read, stuck)):
             return False
         # A topic that was created again ends below the position too. Brokers learn of it one after the other.

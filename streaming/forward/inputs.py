@@ -1,4 +1,4 @@
-"""What a forwarder goes by, as it was looked up last: the terms, and which input partitions there are."""
+"""The inputs of a forwarder, as they were looked up last: the terms, and the present input partitions."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Inputs:
     def of_lane(self, lane: int) -> list[Place]:
         """Return the partitions of a lane.
 
-        A topic that is another one than the terms say has none: it was deleted and created again, and its records may
-        have the ids of old ones. What becomes of that is for the job to say.
+        A topic with another id than in the terms has no partitions here. It was deleted and created again, and its
+        records may have the ids of old ones. The job decides what to do about it.
 
         Between two looks a client may go on in the new topic, if that has more records in a partition than the old one
         had, and the leader epoch is the same. The claim on these names the old topic, so that they come twice: the job
-        reads the new topic from its beginning. To ask for the id before each claim would cost a request each time.
+        reads the new topic from its beginning. Checking the id before each claim would cost a request each time.
         """
         if self.terms is None or lane >= self.terms.lanes:
             return []

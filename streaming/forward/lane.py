@@ -41,7 +41,7 @@ class Lane:
         self._topic_ids = topic_ids
         # Where to read on in each partition, and where it ends as far as is known.
         self.positions = {place: claim.position(*place, topic_ids[place[0]]) for place in places}
-        # Of the record just before each position.
+        # The leader epoch of the record just before each position.
         self.leader_epochs = {place: claim.leader_epoch(*place, topic_ids[place[0]]) for place in self.positions}
         self._begun = dict(self.positions)
         # The partitions of which nothing has come yet, neither records nor an end.
@@ -55,9 +55,9 @@ class Lane:
         self._behind_s: float | None = None
 
     def read(self, place: Place, position: int, now_s: float, leader_epoch: int = NO_EPOCH) -> None:
-        """Note that all of a partition is read below `position`: what is not taken is left to the batches.
+        """Note that all of a partition is read below `position`. Records that are not taken are left to the batches.
 
-        `leader_epoch` is that of the record just before, if it is known.
+        `leader_epoch` is the epoch of the record just before, if it is known.
         """
         self._unread.discard(place)
         if position > self.positions[place]:
@@ -119,7 +119,7 @@ class Lane:
         self._claim_due_s = None
 
     def behind(self, now_s: float) -> dict[Place, int]:
-        """Return the partitions whose backlog is the batches' work, and where they end; none if the lane keeps up."""
+        """Return the partitions with a backlog for the batches, and their ends; empty if the lane keeps up."""
         lags, lag = self._lags(), self.lag
         if lag <= _LITTLE_BEHIND:
             self._behind_s = None

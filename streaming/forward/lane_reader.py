@@ -16,7 +16,7 @@ from streaming.forward.lane import Lane, Place
 
 log = logging.getLogger(__name__)
 
-# What is accepted at once, at most. A single call of the client may go over it.
+# The most that is accepted at once. A single call of the client may exceed it.
 MOST_RECORDS = 4_000
 MOST_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 1_000
@@ -103,7 +103,7 @@ class LaneReader:
                 leader_epoch = message.leader_epoch()
                 reached[place] = offset + 1, NO_EPOCH if leader_epoch is None else leader_epoch
             elif error.code() == KafkaError._PARTITION_EOF:
-                # Behind the last record may be offsets without records, such as those of the ends of transactions.
+                # The last record may be followed by offsets without records, such as the ends of transactions.
                 if offset > reached.get(place, (-1, NO_EPOCH))[0]:
                     reached[place] = offset, NO_EPOCH
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:

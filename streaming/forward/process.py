@@ -1,4 +1,4 @@
-"""A forwarder: a member of the consumer group between whose members Kafka divides the lanes (`sinks.group`).
+"""A forwarder: a member of a consumer group. Kafka divides the lanes between its members (`sinks.group`).
 
 The group decides who should forward a lane; fencing decides who can (`sinks.lanes`).
 """
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 # So long after another owner took a lane, this process may take it back.
 _RETAKE_S = 1.0
-# A thread that has something to hand over waits at most so long for one that computes.
+# A thread with messages to stage waits at most so long for one that computes.
 _SWITCH_S = 0.0005
 
 
 class ForwardProcess:
     """Forwards the lanes that the group gives to this process.
 
-    `lanes` are those that are open, `counts` what was forwarded, `group` is its place in the group.
+    `lanes` are the open lanes, `counts` counts the forwarded messages, `group` is its place in the group.
     """
 
     def __init__(self, settings: Settings, member: str) -> None:
-        """`member` is the process's name in the group: of two with one name, the later one fences the other.
+        """`member` is the process's name in the group. If two processes have one name, the later one fences the other.
 
         Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable.
         """

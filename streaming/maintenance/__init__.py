@@ -1,16 +1,16 @@
-"""Maintenance of sealed buckets, beside the batches: it deletes parts that are handed over, and merges buckets.
+"""Maintenance of sealed buckets, concurrent with the batches: it deletes staged parts and merges buckets.
 
-It changes only what committed batches have left. No batch waits for it, and it waits for no batch.
+It changes only data of committed batches. No batch waits for it, and it waits for no batch.
 
 Read `maintenance` (which services there are), `step` (what a service has another thread do), `failures` (what follows
 if that fails), and then the services: `deletion`, `clean_up`, `id_joins`, and `bucket_merges` with `merge_plan` (which
 merges are due), `merge_queue` (their steps), `merging` (the threads), `merge` and `stretches`.
 
-A part whose messages are all handed over is deleted, chunks and metadata. Its files are vacuumed an hour later.
+Once all messages of a part are staged, its chunks and metadata are deleted. Its files are vacuumed an hour later.
 
-A step that fails does not end the job. What it was about is set aside, logged and counted, and tried again after a
-pause that grows. Each step can be run again whatever its first try has left: a deletion and a join find less to do, a
-merge begins again under another name, and the end of a merge is committed once more.
+A step that fails does not end the job. Its items are set aside, logged and counted, and tried again after a pause that
+grows. Each step can be run again whatever its first try has left: a deletion and a join find less to do, a merge begins
+again under another name, and the end of a merge is committed once more.
 
 As soon as enough adjacent buckets have about the same size (`bucket.fan_in`), they become one (`state.buckets.merge`).
 A merge

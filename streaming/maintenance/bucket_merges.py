@@ -46,7 +46,7 @@ class BucketMerges:
         self._queue = MergeQueue()
         self._merging = Merging(store, self._queue, rules.batch_settings, rules.threads, initializer)
         self._merges: list[Merge] = []
-        # Those whose end failed, and has not begun again.
+        # Merges that failed at their end, and are not in the queue again yet.
         self._unfinished: list[Merge] = []
         self._finished = 0
         self._last: LastMerge | None = None
@@ -120,7 +120,7 @@ class BucketMerges:
         self._deletion.let_go(merge.parts)
         self._deletion.replaced(merge.parts)
         if not merge.merged:
-            # All was handed over or cancelled meanwhile: no part takes the marker with it.
+            # All messages were staged or cancelled meanwhile, so no part takes the marker with it.
             self._deletion.abandon([merge.name.live])
         self._deletion.add(merge.merged)
         self._catalog.replace(merge.buckets, merge.merged)

@@ -1,4 +1,4 @@
-"""The service that deletes Delta partitions that nothing needs: parts that are handed over, and abandoned merges."""
+"""The service that deletes Delta partitions that nothing needs: staged parts, and abandoned merges."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Deletion:
         self._in_use |= set(parts)
 
     def let_go(self, parts: Iterable[str]) -> None:
-        """Delete `parts` once they are handed over: no merge reads them any more."""
+        """Delete `parts` once they are staged: no merge reads them any more."""
         self._in_use -= set(parts)
 
     def replaced(self, parts: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""What failed beside the batches: it is set aside for a pause that grows, and does not end the job."""
+"""Failures of steps outside the batches. Their items are set aside for a growing pause, and the job continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Pause(NamedTuple):
 
 
 class Failures:
-    """Items whose last step failed, by kind of step: buckets of a merge, partitions of ids, or the one item of a kind.
+    """Items that failed in their last step, by kind: buckets of a merge, partitions of ids, or the only item of a kind.
 
     The loads that the prefetch window makes ahead of need are a kind of step too, and so is the copying of ids.
 
@@ -48,9 +48,9 @@ class Failures:
         self._pauses: defaultdict[str, dict[Hashable, _Pause]] = defaultdict(dict)
 
     def add(self, step: str, items: Collection[Hashable], what: str, problem: Exception) -> None:
-        """Set `items` aside, whose step failed by `problem`. Raises `problem` if it must end the job.
+        """Set `items` aside, because their step failed with `problem`. Raises `problem` if it must end the job.
 
-        `what` says for the log what the step did.
+        `what` names the step in the log.
         """
         if isinstance(problem, _ENDS_THE_JOB):
             raise problem
@@ -80,7 +80,7 @@ class Failures:
         self.remove(step, self._pauses[step].keys() - kept)
 
     def waiting(self, step: str) -> set[Hashable]:
-        """Return the items whose pause is not over."""
+        """Return the items that are still in their pause."""
         now_s = self._now()
         return {item for item, pause in self._pauses[step].items() if pause.until_s > now_s}
 

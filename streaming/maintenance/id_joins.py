@@ -28,7 +28,7 @@ _FIRST_FORGET_S = 3_600.0
 # About what an id takes in the table.
 _ROW_BYTES = {IdRows.CANCELLED: 24, IdRows.NAMED: 44, IdRows.RETIMED: 24}
 # Rows of messages that were due this long ago, in ms, are not needed any more. Longer than `clock.horizon` may be: a
-# batch asks for what has a name until it is due and handed over, and its replay must find the same.
+# batch looks up a message with a name until it is due and staged, and its replay must find the same.
 _IDS_KEPT_MS = 2 * HOUR
 
 
@@ -53,7 +53,7 @@ class IdJoins:
             store: the table of sealed buckets.
             id_rows: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
             forgettable: returns which ids, but for names, are of no use any more, given the cutoff (epoch ms) below
-                which everything is handed over.
+                which everything is staged.
             fan_in: how many partitions are joined.
             failures: the partitions that are set aside.
             joined: is called after each join.

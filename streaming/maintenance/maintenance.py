@@ -1,4 +1,4 @@
-"""Maintenance as the batches see it: its services run beside them, and a failure of one does not end the job."""
+"""Maintenance as the batches see it. Its services run concurrently, and a failure of one does not end the job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class TableContents:
-    """What the table has when a job starts.
+    """The contents of the table when a job starts.
 
     - `parts`: the last due time in each part (epoch ms)
     - `abandoned`: the Delta partitions that merges of an earlier process have left, and nothing needs
@@ -48,7 +48,7 @@ class Maintenance:
     """Deletes parts that are staged as a whole, merges buckets slice by slice, vacuums, and cleans the table's log.
 
     All of it runs in other threads: merges in theirs (`Merging`), the rest in one, a step at a time. Only the query's
-    thread uses the catalog. What fails is set aside for a while (`Failures`).
+    thread uses the catalog. Items of a failed step are set aside for a while (`Failures`).
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Maintenance:
             contents: what the table has now.
             rules: how merges are made.
             forgettable: returns which cancelled ids are of no use any more, given the cutoff (epoch ms) below which
-                everything is handed over.
+                everything is staged.
             now: a clock that returns seconds.
-            failures: what is set aside, if others share it.
+            failures: the items that are set aside, if others share them.
         """
         self._store = store
         self._now = now
@@ -105,7 +105,7 @@ class Maintenance:
         """Take over the results of steps that have ended, and start the next steps that are due.
 
         `last_bucket` and `handed_over_before_ms` are the bucket number and the cutoff of the batch before, which is
-        committed: everything due before that cutoff is handed over for good. The batch that begins may be replayed,
+        committed: everything due before that cutoff is staged for good. The batch that begins may be replayed,
         and must then find all that it reads now. Raises ApplicationHeld if a step found that this process may not
         write; any other failure is set aside.
         """
@@ -147,7 +147,7 @@ class Maintenance:
 
     @property
     def failures(self) -> dict[str, StepFailures]:
-        """What failed since the start, and is set aside now, by kind of step."""
+        """The failures since the start, and the items that are set aside now, by kind of step."""
         return self._failures.by_step
 
     def wait(self, timeout_s: float) -> None:

@@ -91,7 +91,7 @@ class Merge:
     def check(self, handed_over_before_ms: int) -> None:
         """Raise BucketUnreadable if messages were lost or doubled (invariant 1).
 
-        For a segment that is handed over in part, the metadata does not have the number of messages that still wait. So
+        For a segment that is staged in part, the metadata does not have the number of messages that still wait. So
         the check has a lower and an upper bound.
         """
         most = sum(segment.count for segment in self.replaced)
@@ -113,7 +113,7 @@ def merge_slice(
 ) -> MergedSlice:
     """Merge one slice into its part of the new bucket, in one task and one commit.
 
-    Messages that batches up to that of `until_bucket` have cancelled are dropped.
+    Drops messages that were cancelled by batches up to the batch of `until_bucket`.
     """
     parts = {
         segment.part
@@ -121,7 +121,7 @@ def merge_slice(
         if segment.min_deliver_at_ms < within.end_ms and segment.max_deliver_at_ms >= within.start_ms
     }
     chunks = store.chunks(within.start_ms, within.end_ms, parts, merge.buckets)
-    # Of a version: the commit of the slice would fail if these ids were joined meanwhile.
+    # Read at a fixed version: otherwise the commit of the slice would fail if these ids were joined meanwhile.
     cancelled = store.cancelled_chunks(
         within.start_ms, within.end_ms, min(merge.buckets), until_bucket, store.version()
     )

@@ -19,7 +19,7 @@ class MergeRules(NamedTuple):
     """How merges are made.
 
     - `batch_settings`: how a merge cuts segments
-    - `token`: for the merges of this process; Delta refuses those of an earlier one
+    - `token`: for the merges of this process; Delta refuses merges with an earlier token
     - `fan_in`: how many buckets a merge has
     - `threads`: how many slices of merges may run at the same time
     """

@@ -1,4 +1,4 @@
-"""What threads have to do for merges, and what they have done: the query's thread and theirs share it."""
+"""The queue of merge steps and their results, which the query's thread and the merging threads share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FailedMerge(NamedTuple):
 
 
 class SliceStep(NamedTuple):
-    """A slice to merge, without what batches up to that of `last_bucket` have cancelled."""
+    """A slice to merge, without messages that were cancelled by batches up to the batch of `last_bucket`."""
 
     merge: Merge
     within: MergeSlice
@@ -35,8 +35,8 @@ class EndStep(NamedTuple):
 class MergeQueue:
     """The steps of merges. A merge with slices left is in the queue, or with the thread that merges one of them.
 
-    Ends go before slices. Of the slices, those of small merges go first, since they keep the number of buckets low, and
-    large ones can wait.
+    Ends go before slices. Slices of small merges go first, since these merges keep the number of buckets low. Large
+    merges can wait.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class MergeQueue:
         self._lock = threading.Lock()
         # The bucket number and the cutoff of the last committed batch.
         self._committed = (0, 0)
-        # With slices left, and none of them being merged.
+        # Merges with slices left, without a thread that merges one.
         self._open: list[Merge] = []
-        # With all slices merged.
+        # Merges with all slices done.
         self._sliced: list[Merge] = []
         self._to_finish: list[Merge] = []
         # One at a time, and numbered when it starts: Delta refuses or skips a finish that another one overtakes.
@@ -67,7 +67,7 @@ class MergeQueue:
             self._to_finish.append(merge)
 
     def take_sliced(self) -> list[Merge]:
-        """Return the merges whose slices are all done since the last call. Each is to be given to `finish`."""
+        """Return the merges that have completed all slices since the last call. Give each to `finish`."""
         with self._lock:
             sliced, self._sliced = self._sliced, []
         return sliced
@@ -79,9 +79,9 @@ class MergeQueue:
         return finished
 
     def take_failed(self) -> list[FailedMerge]:
-        """Return the merges of which a step failed since the last call. No thread works on them any more.
+        """Return the merges with a step that failed since the last call. No thread works on them any more.
 
-        One whose end failed may be finished in the table. It can be given to `finish` again.
+        If the end of a merge failed, the merge may be finished in the table. It can be given to `finish` again.
         """
         with self._lock:
             failed, self._failed = self._failed, []
@@ -90,14 +90,14 @@ class MergeQueue:
     def go_on(self, last_bucket: int, handed_over_before_ms: int) -> int:
         """Take the bucket number and the cutoff of the last committed batch, and return how many merges wait.
 
-        Slices leave out what is cancelled up to that bucket, and what is due before that cutoff.
+        Slices leave out messages that are cancelled up to that bucket, and messages due before that cutoff.
         """
         with self._lock:
             self._committed = (last_bucket, handed_over_before_ms)
             return len(self._open) + len(self._to_finish)
 
     def next(self) -> SliceStep | EndStep | None:
-        """Return the next step, for the thread that calls this; None if there is none."""
+        """Return the next step for the calling thread, or None if nothing is to be done."""
         with self._lock:
             if self._closed:
                 return None

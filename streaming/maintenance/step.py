@@ -1,4 +1,4 @@
-"""A step of maintenance: what a service has another thread do."""
+"""A step of maintenance, which another thread does for a service."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-# What the query's thread does once a step has ended.
+# Called in the query's thread once a step has ended.
 Outcome = Callable[[], None]
 
 
 class Moment(NamedTuple):
-    """What is committed when a batch begins: nothing that it may read changes.
+    """The committed state when a batch begins. Steps change nothing that the batch may read.
 
     - `now_s`: the time, in seconds by the clock of maintenance
     - `last_bucket`: the bucket number of the batch before
-    - `handed_over_before_ms`: its cutoff, epoch ms; everything due before it is handed over
+    - `handed_over_before_ms`: its cutoff, epoch ms; everything due before it is staged
     """
 
     now_s: float

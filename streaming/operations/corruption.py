@@ -75,7 +75,7 @@ class Corruption:
 def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruption:
     """Read the whole table, and compare it with the table's log and the metadata.
 
-    Leaves out segments that are handed over whole: their Delta partition may be deleted already. The session must have
+    Leaves out segments that are staged as a whole: their Delta partition may be deleted already. The session must have
     the options `SKIP_CORRUPT_FILES`.
     """
     # The hash makes Spark read all columns, since a repair needs all of them.
@@ -107,7 +107,7 @@ def _counts(rows: DataFrame) -> list[Row]:
 
 
 def _count(read: dict[tuple[str, Identity], tuple[int, int]], row: Row) -> None:
-    """Add one of `_counts` to those of its Delta partition and segment."""
+    """Add one of `_counts` to the counts of its Delta partition and segment."""
     key = row["part"], (row["bucket"], row["shard"], row["segment"])
     rows, messages = read.get(key, (0, 0))
     read[key] = rows + row["sum(rows)"], messages + row["sum(messages)"]
@@ -142,9 +142,9 @@ def _identity(segment: Segment) -> Identity:
 
 @contextmanager
 def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) -> Iterator[tuple[set[str], DataFrame]]:
-    """Give the Delta partitions that `corruption` touches, and the rows that replace them, which are kept meanwhile.
+    """Give the Delta partitions that `corruption` touches, and the rows that replace them, which stay cached meanwhile.
 
-    These rows are all that can be read. The metadata of a damaged segment is made anew from the messages that are left.
+    These rows are all that can be read. The metadata of a damaged segment is rebuilt from the messages that are left.
     Raises StorageFailed if more or less can be read than when `corruption` was found.
     """
     partitions = {file.part for file in corruption.files}
@@ -152,9 +152,9 @@ def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) ->
         partitions |= {chunks_of(segment.part), metadata_of(segment.part)}
     rows = store.rows().where(F.col("part").isin(sorted(partitions)))
     others = rows.join(_identities(store, corruption.segments), [*IDENTITY], "left_anti").select(*STORED_SCHEMA.names)
-    # Not a damaged chunk of ids, or of what is handed over.
+    # Without damaged chunks of ids, or of staged messages.
     kept = others.mapInArrow(intact, from_arrow_schema(STORED_SCHEMA))
-    # Kept, since a file that cannot be read now and then would be left out without a word when it is read again.
+    # Cached: a file that fails to be read now and then would silently be left out when it is read again.
     replacing = kept.union(_salvaged(store, corruption.segments, precision_bits)).persist()
     try:
         _check_read_again(store, replacing, partitions, corruption)
@@ -164,7 +164,7 @@ def repaired(store: BucketTable, corruption: Corruption, precision_bits: int) ->
 
 
 def _check_read_again(store: BucketTable, replacing: DataFrame, partitions: set[str], corruption: Corruption) -> None:
-    """Raise StorageFailed if the rows `replacing` have not what was read when `corruption` was found."""
+    """Raise StorageFailed if the rows `replacing` differ from the rows that were read when `corruption` was found."""
     found: dict[tuple[str, Identity], tuple[int, int]] = {}
     for row in _counts(replacing.selectExpr("'' AS file", "part", *IDENTITY, "count", "chunk")):
         _count(found, row)
@@ -177,7 +177,7 @@ def _check_read_again(store: BucketTable, replacing: DataFrame, partitions: set[
     for segment in corruption.segments:
         chunks, metadata = ((name(segment.part), segment.identity) for name in (chunks_of, metadata_of))
         if segment.readable:
-            # The messages are cut into chunks anew.
+            # The messages are cut into chunks again.
             expected[chunks] = found.get(chunks, (0, 0))[0], segment.readable
             expected[metadata] = 1, 0
     differing = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
@@ -193,15 +193,15 @@ def _refuse_difference(store: BucketTable, what: str) -> None:
 
 
 def lost_ids(store: BucketTable, corruption: Corruption, precision_bits: int, from_ms: int) -> Ids:
-    """Return the ids of the lost messages: those in the metadata of damaged segments that can no longer be read.
+    """Return the ids of the lost messages. The metadata of damaged segments has them, but they can no longer be read.
 
-    Leaves out ids whose time slot in the index ends before `from_ms`: those messages are handed over. Raises
+    Leaves out ids with a time slot in the index that ends before `from_ms`, because their messages are staged. Raises
     StorageFailed if more or less can be read than when `corruption` was found.
     """
     metadata = store.rows().where(IS_METADATA)
     lost, were = _ids(metadata.join(_identities(store, corruption.segments), [*IDENTITY], "left_semi"), from_ms)
     left, are_left = _ids(_salvaged(store, corruption.segments, precision_bits), from_ms)
-    # Of a damaged file, a row may be readable here that was not in all columns.
+    # In a damaged file, a row may be readable in the columns used here, but not in all columns.
     if were < sum(segment.described.count for segment in corruption.segments if segment.described):
         _refuse_difference(store, "the metadata of a damaged segment")
     if are_left != sum(segment.readable for segment in corruption.segments):

@@ -1,7 +1,7 @@
-"""What a lost job has moved to another due time and handed over: whether it did, the markers show.
+"""Messages that a lost job has moved to another due time. The markers show whether it has staged them.
 
-The batch has stored the id, and the new due time, before it handed the message over (`state.buckets.cancelled`). If it
-was cut off in between, the message is left, and due at that time: an answer may have said so already.
+The batch has stored the id and the new due time before it staged the message (`state.buckets.cancelled`). If it was cut
+off in between, the message is left and is due at that time, because an answer may have said so already.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from state.message_ids import ID, among, ids_in, places_in
 class Moved:
     """The messages that batches have moved, as they are known when a checkpoint is lost.
 
-    - `handed_over`: what the lost job has handed over
-    - `ids`: all of them
-    - `own_ids`: those that batches of the lost job itself have moved
-    - `perhaps_left`: those of its newest batches, which may not be handed over (`MOVED_SCHEMA`)
+    - `handed_over`: the messages that the lost job has staged
+    - `ids`: the ids of all of them
+    - `own_ids`: the ids that batches of the lost job itself have moved
+    - `perhaps_left`: messages that its newest batches have moved, and may not have staged (`MOVED_SCHEMA`)
     """
 
     handed_over: HandedOver
@@ -42,12 +42,12 @@ class Moved:
 
     def are_gone(self, messages: pa.Table, bucket: int) -> np.ndarray:
         """Return which of `messages`, of a chunk of `bucket`, do not wait there any more, since they were moved."""
-        # What an earlier rebuild has sealed were messages that had been moved before, among others.
+        # An earlier rebuild has also sealed messages that had been moved before.
         is_older = bucket < self.handed_over.origin.overdue_bucket
         return in_bitmaps(messages, self.ids if is_older else self.own_ids)
 
     def left_of(self, messages: pa.Table) -> pa.Table:
-        """Return `messages`, accepted again, without those that are moved and handed over; the others at their time."""
+        """Return `messages`, accepted again, without moved messages that are staged; the others at their time."""
         named = among(messages, ids_in(self.perhaps_left))
         if not named.any():
             return messages
@@ -65,7 +65,7 @@ class Moved:
             for batch in batches:
                 for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                     messages = decode_chunk(chunk.as_py())
-                    # In a later bucket the id is another message's, of an input topic that was made anew.
+                    # In a later bucket, the id belongs to another message: the input topic was created again.
                     moved = self.perhaps_left.filter(pc.field("bucket") >= bucket)
                     waits = among(messages, ids_in(moved)) & is_message(messages)
                     waits &= ~self.handed_over.of_bucket(messages, bucket)
@@ -75,12 +75,12 @@ class Moved:
         return run
 
     def _left(self, messages: pa.Table, moved: pa.Table) -> pa.Table:
-        """Return those of `messages`, all of them `moved`, that are left, at their new due times."""
+        """Return the messages that are left of `messages`, all of them `moved`, at their new due times."""
         own = moved.take(pa.array(places_in(moved, messages)))
         dues = np.minimum(*(each.column("deliver_at_ms").to_numpy() for each in (messages, own)))
         messages = with_kind(with_due_times(messages, dues), DUE_NOW)
         is_left = ~self.handed_over.of_moved(messages, own.column("bucket").to_numpy())
-        # The new checkpoint begins at the cutoff, which may be of long ago. Its first batch hands these over, so that
+        # The new checkpoint begins at the cutoff, which may be of long ago. Its first batch stages these, so that
         # no request that is read later undoes what was answered.
         overdue = with_due_times(messages, np.minimum(dues, self.handed_over.overdue_ms))
         return overdue.filter(pa.array(is_left))
@@ -111,7 +111,7 @@ def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[Offse
 def retimed_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> pa.Table:
     """Return which messages have taken over another due time (`RETIMED_SCHEMA`), from rows of `ID_ROW_SCHEMA`.
 
-    Without those that are handed over by either due time, as far as the markers show that.
+    Without messages that are staged by either due time, as far as the markers show that.
     """
     newest = handed_over.newest
     may_wait = (pc.field("max_deliver_at_ms") >= newest.previous_ms) | (pc.field("bucket") >= newest.bucket)
@@ -127,6 +127,6 @@ def with_ids(one: OffsetBitmaps, other: OffsetBitmaps) -> OffsetBitmaps:
 
 
 def without_ids(ids: OffsetBitmaps, messages: pa.Table) -> OffsetBitmaps:
-    """Return `ids` but for those of `messages`, a table with the columns `ID`."""
+    """Return `ids` without the ids of `messages`, a table with the columns `ID`."""
     none, left_out = BitMap64(), bitmaps_of([messages.select(ID)])
     return {source: own - left_out.get(source, none) for source, own in ids.items()}

@@ -44,9 +44,9 @@ class RepairedShard:
     """A shard of which a log had lost records.
 
     - `reason`: what was wrong
-    - `lost`: how many messages were handed over, are not released, and are in no log any more. What no release process
-      had read of the near log is not known. None without a position, which counts the released ones, or if the progress
-      topic has lost the count of those handed over
+    - `lost`: how many messages were staged, are not released, and are no longer in a log. Messages of the near log that
+      no release process had read are not counted. None without a position, which counts the released messages, or if
+      the progress topic has lost the count of the staged messages
     - `left`: how many of them are still there, and will be released
     - `had_position`: whether the position topic had a position of the shard
     """
@@ -119,7 +119,8 @@ def released_and_lost(handed_over: int, there: Position, counted: int) -> tuple[
     """Return how many messages of a shard count as released from here on, and how many of these are lost.
 
     `handed_over` is the count of its marker, `there` the position before, and `counted` how many of the counted
-    messages are in the logs. None are known to be lost if the progress topic was lost, and has counted anew.
+    messages are in the logs. The number of lost messages is None if the progress topic was lost and counts again from
+    zero.
     """
     gone = handed_over + there.forwarded - counted
     return (gone, gone - there.released) if gone >= there.released else (there.released, None)
@@ -153,9 +154,9 @@ def _damaged(
 
 
 def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> tuple[int, int]:
-    """Count the messages of the logs that are not released at `position`, and were handed over in this shard.
+    """Count the messages of the logs that are not released at `position`, and were staged in this shard.
 
-    Returns how many there are, and how many of them are counted as handed over: those of the near log are once they are
+    Returns their number, and how many of them are counted as staged. Messages of the near log are counted once they are
     taken in.
     """
     removals = Removals()

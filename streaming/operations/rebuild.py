@@ -2,10 +2,10 @@
 
 | message | known by |
 | --- | --- |
-| handed over | the markers in the progress topic |
+| staged | the markers in the progress topic |
 | sealed, or cancelled | the message ids in the table |
-| made due at once, and handed over then | these ids, and the markers |
-| due when the message was that it has replaced | these ids have its due time, by which the others count |
+| made due at once, and staged then | these ids, and the markers |
+| took over the due time of a message that it replaced | these ids have its due time, by which the others count |
 | accepted, and neither | was only in the mutable buckets of the lost checkpoint: it is read from the input again |
 """
 
@@ -93,7 +93,7 @@ from streaming.storage.paths import buckets_path
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild did.
+    """The result of a rebuild.
 
     `resealed` counts the messages that were accepted again from the input, or were overdue in the table. `offsets` is
     where the new checkpoint begins to read. `replaced` is where the old checkpoint is, or None if there was none.
@@ -108,8 +108,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     """Make a new checkpoint for a job that lost its own. `discard` replaces one that still exists.
 
     `now_ms` (epoch ms) is taken as the time at which the records were accepted. Raises UsageError if there is a
-    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show what is handed over, or the ids
-    of an input topic do not show what is accepted,
+    checkpoint and not `discard`, CheckpointMismatch if the progress topic does not show which messages are staged, or
+    the ids of an input topic do not show which are accepted,
     BucketUnreadable if the table is damaged, ApplicationHeld while the job runs.
     """
     check_storage(settings)
@@ -129,13 +129,13 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
 def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms: int, lease: HeldLease) -> Rebuilt:
     """Rebuild the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Close the lanes of forwarders, fence the writers of the old job, release all that was handed over, and read from
-       the markers what that is.
+    1. Close the lanes of forwarders, fence the writers of the old job, release all staged messages, and read from the
+       markers which these are.
     2. Fence what the old job may still write to the table, and read from the table's metadata what is sealed. From here
-       on nothing goes on from the old checkpoint.
+       on, the old checkpoint cannot continue.
     3. Choose the origin of the new checkpoint.
     4. Accept the rest of the input again, and seal it in one bucket, with the overdue messages of the table. Cancel
-       what waits under the name of another message.
+       messages that wait under the name of another message.
     5. Switch over to the new checkpoint.
     """
     # 1. Read the markers.
@@ -174,7 +174,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     bounds = input_bounds(settings)
     index = index_of(store, store.version())
     cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
-    # None of these waits where it was. But one that was moved may not be handed over.
+    # These no longer wait where they were. But a moved message may not be staged yet.
     not_there = with_ids(cancelled, moved.ids)
     retimed = retimed_in(store.ids_before(IdRows.RETIMED, ALL_BUCKETS), handed_over)
     stored = with_ids(not_there, bitmaps_of([retimed]))
@@ -203,7 +203,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         generation=handed_over.origin.generation + 1,
         shards=settings.bucket.shards,
         first_bucket=bucket + 1,
-        # What waits below the cutoff is sealed again, without those that wait no more.
+        # Messages that wait below the cutoff are sealed again, without the superseded ones.
         cutoff_ms=max(handed_over.cutoff_ms, superseded.end_ms),
         offsets=ends,
         input_ids=with_left_out(with_present(known, present), settings.topics.input, handed_over.ends),

@@ -35,9 +35,9 @@ from streaming.storage.paths import buckets_path
 
 @dataclass(frozen=True)
 class Lost:
-    """The offsets of one input partition whose messages are lost with damaged files.
+    """The offsets in one input partition of messages that are lost with damaged files.
 
-    `delayline rebuild` can accept those of `accepted_again` from the input again, as long as the topic keeps them.
+    `delayline rebuild` can accept the records in `accepted_again` once more, as long as the topic keeps them.
     """
 
     topic: str
@@ -48,7 +48,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair found at `version` of the table, and whether it was removed from the table (`taken_out`)."""
+    """The damage that a repair found at `version` of the table, and whether it was removed from there (`taken_out`)."""
 
     table: str
     version: int
@@ -61,9 +61,9 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
     """Read the whole table, and return what is damaged.
 
     With `skip`, write the report (a new JSON file), and then remove from the table, in one commit, all that cannot be
-    read. Raises UsageError if there is no table, or if the report exists already or cannot be written,
-    BucketUnreadable if the table's log is damaged, StorageFailed if it is not the same each time that it is read,
-    ApplicationHeld while the job runs.
+    read. Raises UsageError if the table does not exist, or if the report exists already or cannot be written,
+    BucketUnreadable if the table's log is damaged, StorageFailed if the table is not the same each time that it is
+    read, ApplicationHeld while the job runs.
     """
     if skip:
         _check_report(report)
@@ -120,7 +120,7 @@ def _lost(settings: Settings, ids: Ids, origin_offsets: Offsets) -> Iterator[Los
     bounds = input_bounds(settings)
     for (topic, partition), offsets in ids.items():
         first, end = bounds.get((topic, partition), (0, 0))
-        # A rebuild counts records below the offsets of the checkpoint origin as handed over or sealed.
+        # A rebuild counts records below the offsets of the checkpoint origin as staged or sealed.
         start = max(first, origin_offsets.get(topic, {}).get(str(partition), 0))
         yield Lost(topic, partition, offsets, BitMap64(offset for offset in offsets if start <= offset < end))
 

@@ -46,8 +46,8 @@ def taken_records(
 ) -> OffsetBitmaps:
     """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed.
 
-    Of the topics that are `gone` nothing is read. Raises CheckpointMismatch if a forwarder has found that another is
-    cut: new records would count as taken.
+    Does not read topics that are `gone`. Raises CheckpointMismatch if a forwarder has found that another topic is cut,
+    because new records would count as taken.
     """
     ids, epoch = handed_over.input_ids, handed_over.origin.epoch
     ranges = {

@@ -43,7 +43,7 @@ from streaming.storage.paths import buckets_path
 
 @dataclass(frozen=True)
 class Rescaled:
-    """What a rescale did: the shard counts, how many messages it sealed, and where the old checkpoint is."""
+    """The result of a rescale: the shard counts, how many messages it sealed, and where the old checkpoint is."""
 
     before: int
     after: int
@@ -73,7 +73,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     1. Refuse a checkpoint that another has replaced, or that lost its newest batches, and guard the table's log.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
-    4. Close the lanes of forwarders, fence the writers of the old job, and release all that was handed over: each
+    4. Close the lanes of forwarders, fence the writers of the old job, and release all staged messages: each
        message then goes to another shard, which does not know what is ready in its old one.
     5. Seal the state, and switch over to a new checkpoint.
     """
@@ -117,7 +117,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
 def refuse_replaced(settings: Settings, current: Checkpoint) -> None:
     """Raise CheckpointMismatch if a marker is newer than the checkpoint, as when a newer one's pointer is lost.
 
-    An earlier try may have announced the one that follows. It has handed over nothing, since the job refuses to start.
+    An earlier try may have announced the next checkpoint. That has staged nothing, since the job refuses to start.
     """
     origin, planned = current.origin, current.last_planned()
     for marker in read_markers(settings):
@@ -137,7 +137,7 @@ def _hand_over(
     sealed = 0
     if committed is not None:
         last = current.planned(committed)
-        # The state gets the bucket number after those of the old checkpoint; the new one begins at the next number.
+        # The state gets the next bucket number of the old checkpoint. The new checkpoint begins at the number after it.
         first_bucket = before.first_bucket + committed + 2
         ids = current.settings_history().newest.input_ids
         origin = replace(

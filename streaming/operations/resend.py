@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a chosen letter: its `new_id` if it was sent, the reason (`refusal`) if it was refused.
+    """The outcome for a chosen letter: its `new_id` if it was sent, the reason (`refusal`) if it was refused.
 
     In a dry run, a letter that would be sent has neither.
     """
@@ -82,7 +82,7 @@ def resend(settings: Settings, request: Request) -> Iterator[Outcome]:
     partitions = range(count) if choice.partition is None else range(choice.partition, choice.partition + 1)
     batch_settings = batch_settings_from(settings, partition_counts(settings), (0,), CheckpointOrigin("resend", 0, 1))
     limits = input_limits(settings)
-    # Before the positions are read: the new producer fences that of an earlier resend, which could move them.
+    # Before the positions are read: the new producer fences the producer of an earlier resend, which could move them.
     resender = None if request.dry else Resender(settings, limits)
     missing_ids = set(choice.ids)
     with closing(DeadLetterReader(settings, partitions)) as reader:
@@ -211,8 +211,8 @@ class _Run:
         return ids
 
     def _outgoing(self, letter: DeadLetter) -> Outgoing:
-        # To the partition where it was, since the publisher's partitioner may not be Kafka's. A topic that was created
-        # anew may have fewer partitions.
+        # Keep the partition, since the publisher's partitioner may not be Kafka's. A topic that was created again may
+        # have fewer partitions.
         exists = letter.input_partition < self.counts[letter.topic]
         return Outgoing(
             topic=letter.topic,
@@ -226,7 +226,7 @@ class _Run:
     def _refusals(self, records: list[Outgoing]) -> list[str | None]:
         """Return for each record the reason not to send it, or None.
 
-        Its topic would not take it; or, if `checked`, the job would refuse it again or might never read it.
+        Either its topic would not take it. Or, if `checked`, the job would refuse it again or might never read it.
         """
         may_shrink = compresses(librdkafka_options(self.settings.kafka))
         by_topic = [topic_refusal(each, self.limits[each.topic], may_shrink, _now_ms()) for each in records]
@@ -249,7 +249,7 @@ class _Run:
 
 
 class Found(NamedTuple):
-    """What a partition of the dead-letter topic has at an offset: a letter, or None for another record."""
+    """The record of the dead-letter topic at an offset: a letter, or None for another record."""
 
     partition: int
     offset: int
@@ -257,9 +257,9 @@ class Found(NamedTuple):
 
 
 def chunks(records: Iterable[Received]) -> Iterator[list[Found]]:
-    """Yield what `records` are, `MAX_CHUNK_LETTERS` at a time, or fewer that have `MAX_CHUNK_BYTES`.
+    """Yield `records` as letters, `MAX_CHUNK_LETTERS` at a time, or fewer if they reach `MAX_CHUNK_BYTES`.
 
-    A record that is no letter may be as large as anybody likes, and is not kept.
+    Other records may be of any size, and are not kept.
     """
     chunk: list[Found] = []
     nbytes = 0

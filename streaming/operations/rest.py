@@ -1,4 +1,4 @@
-"""The rest: what a lost job has accepted, and what is neither handed over nor in the table. It is accepted again."""
+"""The rest: messages that a lost job has accepted, neither staged nor in the table. They are accepted again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_LAG_MS = HOUR
 
 @dataclass(frozen=True)
 class Rest:
-    """Accepts the records that are neither handed over nor in the table, in tasks of Spark.
+    """Accepts the records that are neither staged nor in the table, in tasks of Spark.
 
     Asks for a cancel that have no answer yet get it here. Nothing is cancelled that the lost job did not cancel, but
     for messages that another one takes the name from (`state.name_holders`).
@@ -68,19 +68,19 @@ class Rest:
     def names(self, bucket: int) -> ArrowFunction:
         """Return the function that gives all messages that got a name, as rows of `name_holders.HOLDER_SCHEMA`.
 
-        What is not left may have taken a name over from what is. `bucket` is where the rest is sealed.
+        A message that is not left may have taken over the name of one that is. The rest is sealed in `bucket`.
         """
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for accepted, rest in self._read(batches):
-                # All asks: that of a message which is left may be handed over.
+                # All requests: the message of a request may be left while the request itself is staged.
                 asks = accepted.asks
                 own = asks.filter(pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition"))))
                 ids = own_ids(own)
                 waiting = rest.filter(pa.array(~is_ask(rest)))
                 left = ids_in(waiting)
                 times = ids.append_column("deliver_at_ms", own.column("deliver_at_ms"))
-                # Of a message that repeats another occurrence may wait.
+                # For a message that repeats, another occurrence may wait.
                 places = places_in(waiting, ids)
                 due = pc.coalesce(
                     waiting.column("deliver_at_ms").take(pa.array(places, mask=places < 0)),
@@ -94,14 +94,14 @@ class Rest:
         return run
 
     def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
-        """Yield messages that are left, with the asks among them, and which replacements are refused."""
+        """Yield messages that are left, with the requests among them, and which replacements are refused."""
         for accepted, rest in self._read(batches):
             asks = accepted.asks.filter(pa.array(among(own_ids(accepted.asks), ids_in(requests_in(rest)))))
             refused = _refused(asks, self.cancelled)
             yield without_cancelled(rest, ids_of(refused)), asks, refused
 
     def _overdue(self, messages: pa.Table) -> pa.Table:
-        """Return `messages` with dead letters and answers that the first batch hands over, as any batch does.
+        """Return `messages` with dead letters and answers that the first batch stages, as any batch does.
 
         They are due by the clock, and the cutoff may be of long ago. Left for later batches, in a bucket that merges
         renumber, they would be found there as messages that wait.
@@ -117,7 +117,7 @@ class Rest:
                 records = pa.Table.from_batches([batch])
                 accepted = accept(records, self.batch_settings, self.now_ms)
                 messages = self._at_their_times(accepted.messages)
-                # An ask is in no bucket. If it has the id of one that is, that is the replacement that it came with.
+                # Buckets contain no requests. If the id of a request is in a bucket, its replacement is there.
                 stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
                 are_handed_over = self._is_handed_over(records, messages)
                 left = self.moved.left_of(messages.filter(pa.array(~(are_handed_over | stored))))
@@ -128,7 +128,7 @@ class Rest:
                 yield accepted, left
 
     def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
-        """Return which of `messages`, accepted from `records`, the lost job has handed over."""
+        """Return which of `messages`, accepted from `records`, the lost job has staged."""
         handed_over = self.handed_over.of_input(messages)
         before = self.handed_over.before_newest(messages)
         if not before.any():
@@ -138,11 +138,11 @@ class Rest:
     def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
         """Return `messages` as the lost job can have accepted them before its newest batch, each due as early as then.
 
-        By the clock of that time: a message that the publisher stamped ahead of it, a dead letter and an ask are due
+        By the clock of that time: a message that the publisher stamped ahead of it, a dead letter and a request are due
         then, and an instant that is too far away is shortened to the longest delay after it.
         """
         lost_ms = self.handed_over.newest.previous_clock_ms
-        # The asks that come with the records are behind the messages.
+        # The requests that come with the records follow the messages.
         lost = accept(records, self.batch_settings, lost_ms).messages.slice(0, records.num_rows)
         asks = messages.slice(records.num_rows)
         lost = pa.concat_tables([lost, with_due_times(asks, np.minimum(_dues(asks), lost_ms))]).combine_chunks()
@@ -164,7 +164,7 @@ class Rest:
 
 
 def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
-    """Return which replacements among `asks`, which have no answer yet, the new checkpoint does not accept.
+    """Return which replacements among `asks`, all without an answer yet, the new checkpoint does not accept.
 
     The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
     """
@@ -182,10 +182,10 @@ def _answers(
 ) -> pa.Table:
     """Return the answer to each of `asks` (`state.answers.ANSWER_SCHEMA`).
 
-    `cancelled` has what was, in several sets, and `moved` what was moved and handed over.
+    `cancelled` has the cancelled messages, in several sets, and `moved` the messages that were moved and staged.
     """
     comes_with_message = np.asarray(pc.is_valid(asks.column("condition")))
-    # What becomes of these messages is decided after this.
+    # The outcome of these messages is decided later.
     is_named = comes_with_message & np.asarray(pc.is_valid(asks.column("name")))
     is_unwanted = is_named & ~np.asarray(asks.column("wants_answer").fill_null(False))
     were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled]) & ~is_named

@@ -1,10 +1,10 @@
 """Messages that repeat, when a checkpoint is lost: which occurrence of each waits.
 
-A batch stores the occurrences that follow once it has handed over the others (`state.repeats.occurrences`). So of each
-message that repeats the table's last occurrence counts. If the newest batch has taken it, that was cut off before it
-stored what follows: what is left is worked out again, by the marker of that batch. If a batch before has taken it, it
-was the last of all; unless the table lacks what followed, as after a restore. Then the rule goes on after what is
-staged.
+A batch stores the following occurrences once it has staged the others (`state.repeats.occurrences`). So for each
+message that repeats, its last occurrence in the table counts. If the newest batch has taken it, that batch was cut off
+before it stored the following one. The rest of the schedule is then worked out again, by the marker of that batch. If
+an earlier batch has taken it, it was the last of all, unless the table lacks the following one, as after a restore.
+Then the rule goes on after the staged occurrences.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OCCURRENCES = pa.schema(
         ("chunk", pa.binary()),
     ]
 )
-# The same, of what is left, with the name. Or without a chunk: `Superseded`.
+# The same for the occurrences that are left, with the name. Rows without a chunk are `Superseded`.
 _LEFT = pa.schema(
     [*ID_SCHEMA, ("deliver_at_ms", pa.int64()), ("name", pa.binary()), ("keeps", pa.bool_()), ("chunk", pa.binary())]
 )
@@ -58,9 +58,9 @@ _LEFT = pa.schema(
 
 @dataclass(frozen=True)
 class Superseded:
-    """Occurrences in the table that wait no more, although no marker shows it: what follows them waits.
+    """Occurrences in the table that no longer wait, although no marker shows it: a following occurrence waits instead.
 
-    Of each message (`ID`) those that are due before `deliver_at_ms`, epoch ms.
+    For each message (`ID`), these are the occurrences due before `deliver_at_ms`, epoch ms.
     """
 
     messages: pa.Table = field(default_factory=lambda: ID_SCHEMA.append(_LEFT.field("deliver_at_ms")).empty_table())
@@ -70,7 +70,7 @@ class Superseded:
 
     @property
     def end_ms(self) -> int:
-        """The instant from which on none of them was due, epoch ms."""
+        """The end of their due times, exclusive, epoch ms."""
         return max(self.messages.column("deliver_at_ms").to_pylist(), default=0)
 
     def among(self, messages: pa.Table) -> Mask:
@@ -82,10 +82,10 @@ class Superseded:
 
 
 def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
-    """Return whether the table lacks following occurrences that it had: it is a copy, or was made anew or repaired.
+    """Return whether the table lacks following occurrences that it had: it is a copy, or was created again or repaired.
 
-    An occurrence that was taken, and has none after it, says nothing by itself: a message that was cancelled long ago
-    may still be in the table, and its id is forgotten.
+    An occurrence that was taken, without another after it, proves nothing: a message that was cancelled long ago may
+    still be in the table, while its id is forgotten.
     """
     checkpoint = handed_over.origin.checkpoint
     is_older = followed_batch(store, checkpoint) < handed_over.followed_batch
@@ -102,11 +102,11 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
 def left_in_table(
     store: BucketTable, handed_over: HandedOver, gone: OffsetBitmaps, sealed_in: int | None, is_older: bool
 ) -> DataFrame | None:
-    """Return what the lost job left of messages that repeat and that it had sealed (`_LEFT`); None if there are none.
+    """Return what the lost job left of sealed messages that repeat (`_LEFT`), or None if no sealed message repeats.
 
     `gone` are the messages that are cancelled, or recalled. An earlier try has sealed what was left in the bucket
-    `sealed_in`, and may have cancelled some. What is superseded depends on neither: the new checkpoint must begin with
-    the cutoff of the first try. `is_older` is what `lacks_following` says.
+    `sealed_in`, and may have cancelled some. The superseded occurrences depend on neither, because the new
+    checkpoint must begin with the cutoff of the first try. `is_older` is what `lacks_following` says.
     """
     if not any(row["repeats"] for row in store.metadata()):
         return None
@@ -143,7 +143,7 @@ def as_holders(left: DataFrame, bucket: int) -> DataFrame:
 
 
 def left_of_input(messages: pa.Table, handed_over: HandedOver, is_older: bool) -> pa.Table:
-    """Return what waits of `messages` that were accepted again, repeat, and are handed over.
+    """Return what waits of `messages` that were accepted again, repeat, and are staged.
 
     Batches before the newest have stored what follows those that they have read, unless the table `is_older`.
     """
@@ -219,7 +219,7 @@ def _left(handed_over: HandedOver) -> ArrowFunction:
 
 
 def _left_of_one(handed_over: HandedOver, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield rows of `_LEFT` for a message, from those of its occurrences in the table (`_OCCURRENCES`), in turn."""
+    """Yield rows of `_LEFT` for a message, from the rows of its occurrences in the table (`_OCCURRENCES`), in turn."""
     rows, taken = [row for row in rows if not row["is_taken"]], rows
     if not rows:
         if not taken[-1]["is_gone"]:
@@ -229,7 +229,7 @@ def _left_of_one(handed_over: HandedOver, rows: list[dict[str, Any]]) -> Iterato
     superseded = [row["deliver_at_ms"] for row in before]
     message, is_due = decode_chunk(last["chunk"]), last["deliver_at_ms"] < handed_over.newest.cutoff_ms
     if is_due and any(True for _ in handed_over.by_newest(message)):
-        # What has waited longer than its instant, or was missed, lies behind what is staged.
+        # An occurrence that has waited longer than its instant, or was missed, lies behind the staged ones.
         if not handed_over.of_bucket(message, last["bucket"])[0]:
             superseded.append(last["deliver_at_ms"])
         if not last["is_gone"]:

@@ -1,4 +1,4 @@
-"""What the table of a lost checkpoint holds: the index of its messages, those below the new cutoff, and the names."""
+"""The contents of a lost checkpoint's table: the index of its messages, messages below the new cutoff, and names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streaming.operations.schedules import Superseded
 def index_of(store: BucketTable, version: int) -> MessageIndex:
     """Return the index of all messages in the table at `version`.
 
-    It includes messages that are handed over until their part is deleted. Its time slots are as long as the longest in
+    It includes staged messages until their part is deleted. Its time slots are as long as the longest in
     the metadata, or 1 ms without metadata. Raises BucketUnreadable if the metadata is damaged.
     """
     index = MessageIndex(max(precisions(store, version), default=0))
@@ -65,7 +65,7 @@ def overdue_in_table(
 
 
 def left_of_moved(store: BucketTable, moved: Moved, origin: CheckpointOrigin) -> DataFrame | None:
-    """Return what was moved, waits in the table, and is not handed over (`LEFT_SCHEMA`); None if nothing was found."""
+    """Return moved messages that wait in the table and are not staged (`LEFT_SCHEMA`); None if nothing was found."""
     version = store.version()
     places = store.locate(ids_in(moved.perhaps_left), origin.overdue_bucket, 0, version)
     if not places.num_rows:

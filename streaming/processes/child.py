@@ -121,7 +121,7 @@ def error_of(kind: Kind, supervised: socket.socket, code: int) -> DelaylineError
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
         return ProcessFailed(f"a {kind} ended with {what}. See its log lines")
     try:
-        # From a process of ours, which is no stranger.
+        # The report comes from a process that we started, so it can be trusted.
         name, arguments = pickle.loads(report)  # noqa: S301
     except (EOFError, pickle.UnpicklingError):
         return ProcessFailed(f"a {kind} was killed while it reported its error. See its log lines")

@@ -1,4 +1,4 @@
-"""Waiting until all that is handed over is released: before the number of shards changes."""
+"""Waits until all staged messages are released, before the number of shards changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unreleased_shards(settings: Settings) -> list[int]:
 def left_to_release(settings: Settings) -> dict[int, int]:
     """Return, for each shard that ever had messages, about how many of them are not released.
 
-    What forwarders have handed over counts once a release process has read it.
+    Messages that forwarders have staged count once a release process has read them.
 
     Raises BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
@@ -55,20 +55,20 @@ def left_to_release(settings: Settings) -> dict[int, int]:
         if marker is not None or position is not None:
             handed_over = 0 if marker is None else marker.handed_over
             left = handed_over if position is None else handed_over + position.forwarded - position.released
-            # A progress topic that was lost counts anew.
+            # A progress topic that was lost starts counting from zero again.
             ready[shard] = max(0, left)
     return ready
 
 
 def drain(settings: Settings, pauses: Pauses = USUAL_PAUSES) -> None:
-    """Release all that is handed over. Takes until the last of it is due: up to `clock.horizon`.
+    """Release all staged messages. Returns when the last one is due, after up to `clock.horizon`.
 
     Other release processes of the application may take part. Raises BrokerUnreachable, TopicMissing,
     CheckpointMismatch, and the errors of release processes.
     """
     if not unreleased_shards(settings):
         return
-    # Its process answers at no address: a `delayline release` on this host may have that of the settings.
+    # This process listens at no address. A `delayline release` on this host may use the configured one.
     monitor = settings.monitor.model_copy(update={"release": ""})
     own = settings.model_copy(update={"monitor": monitor})
     with Processes(own, {Kind.RELEASE: 1}, "drain", pauses) as processes:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a process does, by the words for it in logs and errors."""
+    """The kind of a process. The value is its name in logs and errors."""
 
     RELEASE = "release process"
     FORWARD = "forwarder"

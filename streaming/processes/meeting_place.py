@@ -28,7 +28,7 @@ def meeting_place(application_id: str, bootstrap_servers: str, member: str) -> P
 
 
 def listen(place: Path) -> socket.socket:
-    """Return a socket that listens at `place`. What an earlier process has left there is removed. Raises OSError."""
+    """Return a socket that listens at `place`. Removes the socket file of an earlier process. Raises OSError."""
     place.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -41,7 +41,7 @@ def listen(place: Path) -> socket.socket:
 
 
 def connect(place: Path, timeout_s: float) -> socket.socket | None:
-    """Return a connection to the process that listens at `place`, or None if there is none."""
+    """Return a connection to the process that listens at `place`, or None if nobody listens."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(timeout_s)
     try:

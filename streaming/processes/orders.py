@@ -1,4 +1,4 @@
-"""What a supervisor tells a process to do."""
+"""The orders that a supervisor gives to a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("conf", "state", "sources", "sinks", "streaming/forward", "streamin
 
 @dataclass(frozen=True)
 class Orders:
-    """What the supervisor sends to a process.
+    """The first data that the supervisor sends to a process.
 
     - `member`: the name of the process
     - `code`: names the code that the supervisor would start (`code_now`)

@@ -1,7 +1,7 @@
-"""What a supervised process runs: `python -m streaming.processes.supervised FD KIND...`, with the supervisor's socket.
+"""The program of a supervised process: `python -m streaming.processes.supervised FD KIND...`.
 
-To import the code takes most of a start. So it is done before the orders come, for each kind that may be ordered: for a
-spare process, long before.
+FD is the supervisor's socket. Importing the code takes most of the time of a start. So the process imports it before
+the orders come, for each kind that may be ordered. A spare process imports it long before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FORWARD_S = 60.0
 # One that releases ends when nothing has been left for a while after that, and goes on at most so long.
 _DRAINED_S = 5.0
 _ORPHAN_S = 300.0
-# What the kinds run, which takes long to import.
+# The modules that each kind runs. Importing them takes long.
 _MODULES = {
     Kind.RELEASE: ("sinks.release.process", "streaming.monitor.release_metrics"),
     Kind.FORWARD: ("streaming.forward.process", "streaming.monitor.forward_metrics"),
@@ -45,8 +45,8 @@ _MODULES = {
 class _Supervision:
     """The connection to the supervisor, and when the process ends. Instants are monotonic.
 
-    An orphan, whose supervisor is gone, ends after a while. Until then it waits at its meeting place for another
-    supervisor: a job that is restarted goes on with the processes that it finds.
+    A process without a supervisor, an orphan, ends after a while. Until then it waits at its meeting place for another
+    supervisor: a restarted job adopts the processes that it finds.
 
     SIGTERM is blocked as long as there is a supervisor. A service manager sends it to all processes of a job, which
     finishes its running batch first; until then messages are due. The supervisor says by a byte when it is time to end.
@@ -120,7 +120,7 @@ class _Supervision:
             log.info("the job is running again and has adopted this process")
 
     def _next_supervisor(self) -> tuple[socket.socket, BinaryIO] | None:
-        """Wait until a supervisor comes whose orders are the same work. Raises OSError."""
+        """Wait until a supervisor comes with orders for the same work. Raises OSError."""
         settings = self._orders.settings
         place = meeting_place(settings.application_id, settings.kafka.bootstrap_servers, self._orders.member)
         if place is None:
@@ -188,7 +188,7 @@ def _rename(name: str) -> None:
 def _orders_in(sent: BinaryIO) -> Orders | None:
     """Read the orders; return None if the supervisor is gone, or is of another version."""
     with suppress(EOFError, OSError, AttributeError, pickle.UnpicklingError):
-        # From a process of the same user, which is no stranger.
+        # The orders come from a process of the same user, so they can be trusted.
         orders = pickle.load(sent)  # noqa: S301
         return orders if isinstance(orders, Orders) else None
     return None

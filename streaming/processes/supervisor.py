@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _END_S = 20.0
-# What a process is sent when it is to end.
+# Tells a process to end.
 _END = b"\n"
 
 
 @dataclass
 class _Process:
-    """One process: its kind and name, its number among those of its kind, the running one, and its starts and ends."""
+    """One process: its kind, name and number within its kind, the running instance, and its starts and ends."""
 
     kind: Kind
     member: str
@@ -113,7 +113,7 @@ class Processes:
         return [process.popen.pid for process in self._processes if process.popen is not None and process.kind is kind]
 
     def close(self) -> None:
-        """End the processes. What they have written and is not due is aborted."""
+        """End the processes. Aborts messages that they have written and that are not due yet."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -171,7 +171,7 @@ class Processes:
             process.socket.sendall(pickle.dumps(orders))
 
     def _keep_spare(self) -> None:
-        """Start a spare process if there is none, and all others run."""
+        """Start a spare process if it is missing and all other processes run."""
         now_s, calm_s = self._now(), self._pauses.calm_s
         if self._spare is not None and self._spare.popen.poll() is not None:
             self._drop_spare()
@@ -217,7 +217,8 @@ class Processes:
         process.socket.close()
         process.popen = process.socket = None
         if isinstance(error, NameTaken):
-            # Whoever has taken its place does its work now. Two commands must not do this to each other in turn.
+            # Another process has taken its name and does its work now. Two commands must not take the name from each
+            # other in turn.
             process.restarts.next_start_s = self._now() + self._pauses.longest_s
             log.warning("%s %s ended: %s", process.kind, process.member, error)
             return

@@ -1,4 +1,4 @@
-"""The options that Delayline gives Spark, over those of a cluster and under those of `[spark]`."""
+"""The options that Delayline gives Spark. They override the options of a cluster; `[spark]` overrides them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _COMPILERS = " ".join(
 def spark_options(settings: Settings) -> dict[str, str]:
     """Return the session's options: Delayline's defaults, overridden by the `[spark]` section of the settings.
 
-    That section cannot have those of `FIXED_OPTIONS`.
+    That section cannot contain the options of `FIXED_OPTIONS`.
     """
     log_configs = ",".join(map(str, _LOG_CONFIGS[settings.monitor.log_format]))
     log_option = f'"-Dlog4j2.configurationFile={log_configs}"'
@@ -65,8 +65,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.sql.shuffle.partitions": str(state_partitions(settings.bucket.shards)),
         "spark.speculation": "false",
-        # What an executor has that is gone is tried again so often, with a pause of 5 s by default: so long a batch
-        # waits that asks for its blocks before the driver knows.
+        # Fetching blocks from a lost executor is retried this many times, with a pause of 5 s by default. A batch that
+        # needs these blocks waits for that long before the driver learns of the loss.
         "spark.shuffle.io.maxRetries": "3",
         "spark.shuffle.io.retryWait": "500ms",
         # Scheduler pools: tasks of maintenance wait for tasks of a batch, even if they were submitted first.
@@ -78,7 +78,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         # bucketed, or adaptive.
         "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
         "spark.sql.adaptive.applyFinalStageShuffleOptimizations": "false",
-        # The code of all that a batch with asks and a seal runs, and of what runs once a minute; each batch adds
+        # The code of all that a batch with requests and a seal runs, and of what runs once a minute; each batch adds
         # some. With Spark's 100, code was forgotten before the next batch needed it, and Java compiled it again.
         "spark.sql.codegen.cache.maxEntries": "500",
         "spark.sql.session.timeZone": "UTC",
@@ -112,8 +112,9 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "2",
         # The number of tasks in which a vacuum lists files: by default 10,000, which takes minutes for a few files.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
-        # Spark keeps what a poll of the input gave for the next batch, by default for five minutes, and beside the next
-        # poll's where a batch does not start at the record after it. Records of 100 MB from two batches filled 2 GB.
+        # Spark keeps the records of a poll of the input for the next batch, by default for five minutes. If that batch
+        # does not start at the record after them, they stay next to the records of the next poll. Records of 100 MB
+        # from two batches filled 2 GB.
         "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
         "spark.driver.memory": "2g",

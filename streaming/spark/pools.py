@@ -1,4 +1,4 @@
-"""The scheduler pools in Spark besides that of the batches (`conf/java/scheduler-pools.xml`)."""
+"""The scheduler pools in Spark other than the pool of the batches (`conf/java/scheduler-pools.xml`)."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from streaming.storage.paths import local_checkpoint, local_folder, storage_path
 
 log = logging.getLogger(__name__)
 
-# What to do without a file of the checkpoint. Every error that names such a file ends with this.
+# The remedy for a missing file of the checkpoint. Every error that names such a file ends with this.
 CHECKPOINT_REMEDY = (
     "Put the newest checkpoint back completely. Or make a new one from the table, the input topics and the "
     "progress topic with `delayline rebuild --discard-checkpoint`"
 )
-# What to do without a file of the table. Every error that names such a file ends with this.
+# The remedy for a missing file of the table. Every error that names such a file ends with this.
 TABLE_REMEDY = (
     "Put the file back from a backup. Without a backup, stop the job: `delayline repair` shows which "
     "messages are lost, and `delayline repair --skip` removes them from the table"
@@ -36,8 +36,8 @@ _REFUSED = (
     ("Permission denied|AccessDenied", "permission denied", "written or read"),
     ("Input/output error", "the device fails", "written or read"),
 )
-# What was being written, by names in Spark's traces. The first that matches counts. None is Spark's working folder.
-# The last word is the folder below the storage.
+# The file that was being written, by names in Spark's traces. The first match counts. The last word is the folder below
+# the storage; None means Spark's working folder.
 _STEPS: tuple[tuple[str, str, str | None], ...] = (
     ("markMicroBatchStart", "the offset log", "offsets"),
     ("markMicroBatchEnd", "the commit log", "commits"),
@@ -47,7 +47,7 @@ _STEPS: tuple[tuple[str, str, str | None], ...] = (
 )
 _STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|CANNOT_READ_STREAMING_STATE_FILE")
 _STATE_FILE = re.compile(r"(?:file:)?(\S+/state/\d+/\d+/[\w.-]*\w)")
-# A file of the checkpoint, or the pointer to it, that does not fit the checksum beside it.
+# A file of the checkpoint, or the pointer to it, that does not match the checksum file next to it.
 _CHECKSUM = re.compile(r"ChecksumException: Checksum error: (?:file:/*(?=/))?(\S+/checkpoint(?:s|-\d+)?/\S+)")
 _READ_FILE = re.compile(r"FAILED_READ_FILE[\w.]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
 _LOG = re.compile(r"\[(DELTA_(?:VERSIONS_NOT_CONTIGUOUS|STATE_RECOVER\w*|LOG_FILE\w*|TRUNCATED\w*|MISSING\w*))\] (.+)")
@@ -91,7 +91,7 @@ def text_of_query(query: StreamingQuery) -> str:
 
 
 def storage_failure(text: str, storage: str) -> DelaylineError | None:
-    """Return the Delayline error for `text`, Spark's text of a failure, or None if it is no failure of the storage.
+    """Return the Delayline error for `text`, Spark's text of a failure, or None if the storage did not fail.
 
     `storage` is the path or the URI of the job's storage.
     """
@@ -115,7 +115,7 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
 
 
 def unreadable_file(text: str) -> str | None:
-    """Return the data file that Spark could not read, or None if `text` is of another failure."""
+    """Return the data file that Spark could not read, or None if `text` describes another failure."""
     match = _READ_FILE.search(text)
     return match[1] if match else None
 
@@ -133,7 +133,7 @@ def _refused(text: str, reason: str, done: str, storage: str) -> StorageFailed:
 def _place(storage: str, name: str) -> str:
     """Return the path of the folder `name` of the checkpoint, or of the storage: "buckets", or "" for all of it.
 
-    Of a checkpoint on another file system, whose pointer only Spark could read, it is the storage.
+    If the checkpoint is not on a local file system, only Spark could read its pointer. Returns the storage then.
     """
     if name in ("", "buckets"):
         return f"{storage}/{name}".rstrip("/")

@@ -24,7 +24,7 @@ class Folder:
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
         self.path = path
         self._files = self._path_of(path).getFileSystem(self._conf)
-        # On a local disk, Hadoop keeps the checksum of a file beside it.
+        # On a local disk, Hadoop keeps the checksum of a file next to it.
         self._has_checksums = self._files.getUri().getScheme() == "file"
 
     def exists(self) -> bool:
@@ -43,7 +43,7 @@ class Folder:
         return [status.getPath().getName() for status in self._files.listStatus(folder)]
 
     def read(self, name: str) -> str | None:
-        """Return the text of a file, or None if there is none."""
+        """Return the text of a file, or None if the file does not exist."""
         path = self._path_of(self.path, name)
         if not self._files.exists(path):
             return None

@@ -32,7 +32,7 @@ def guarded_log(spark: SparkSession, settings: Settings) -> GuardedLog:
 class GuardedLog:
     """Keeps copies of the entries that an earlier process may replace, and puts them back.
 
-    On a file system that creates a file only if there is none, it does nothing.
+    On a file system that can create a file only if it does not exist yet, this does nothing.
     """
 
     def __init__(self, spark: SparkSession, storage: str, needed: bool) -> None:
@@ -48,7 +48,7 @@ class GuardedLog:
     def restore(self, store: BucketTable) -> None:
         """Put back each entry that is not as an earlier process has kept it. Call this before the log is read.
 
-        One that is missing is lost if it is the newest by its checksum, which Delta writes beside each entry.
+        A missing entry is lost if it is the newest by its checksum, which Delta writes next to each entry.
         """
         if not self._needed:
             return
@@ -89,14 +89,14 @@ class GuardedLog:
                 f"an earlier process replaced the entry of {self._log.path} with which this process takes "
                 "over. No later commit builds on it. Run the same command again"
             )
-        # An entry before the fence may be replaced too. What is kept is what counts.
+        # An entry before the fence may be replaced too. Only the kept entries count.
         store.forget_log()
 
     def check(self) -> None:
         """Raise LogEntryReplaced if an entry that this process keeps was replaced. It is put back.
 
-        What was read of the table before this call, while nothing is raised, is what this process and its predecessors
-        have committed.
+        If nothing is raised, all that was read of the table before this call was committed by this process or its
+        predecessors.
         """
         replaced = []
         for name, kept in list(self._kept.items()):

@@ -28,7 +28,7 @@ def unreadable_bucket(store: BucketTable, segments: Iterable[Segment], problem: 
 
 
 def _segments_of(store: BucketTable, file: str, segments: Iterable[Segment]) -> list[Segment]:
-    """Return those of `segments` that may be in `file`, by the file's bounds in the table's log."""
+    """Return the members of `segments` that may be in `file`, by the file's bounds in the table's log."""
     name = file.rpartition("/")[2]
     row = next((row for row in store.files() if row["path"].rpartition("/")[2] == name), None)
     if row is None:
