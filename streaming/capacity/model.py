@@ -10,9 +10,9 @@ from state.buckets.merge import SLICE_BYTES, SLICE_MESSAGES, most_buckets
 from state.group_keys import state_partitions
 
 # Each constant was measured on two cores (`python -m benchmarks scale`), at values that do not compress.
-# Bytes that a message takes on disk beside its own: due time, id, and its share of the index.
+# The overhead of a message on disk, in bytes: due time, id, and its share of the index.
 _STORED_OVERHEAD = 15
-# Bytes of a message in memory beside its own, which the limits of buckets and segments count.
+# The overhead of a message in memory, in bytes. The limits of buckets and segments count it.
 _ARROW_OVERHEAD = 100
 # Bytes of a segment in the driver.
 _SEGMENT_BYTES = 250
@@ -21,7 +21,7 @@ _RELEASE_PER_PROCESS = 120_000
 _JOB_MB = 3_800
 _RELEASE_MB = 120
 _RESTART_S = 27
-# A file that a merge replaced or that is delivered stays for so long: until the vacuum after its retention time.
+# A file that a merge replaced, or that is staged, stays for so long: until the vacuum after its retention time.
 _KEPT_S = 2 * 3600
 # A batch takes in what arrived while the one before it ran.
 _BATCH_S = 1.0
@@ -50,7 +50,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a load takes. Sizes are in bytes, and what is named `most_` is a bound, not an estimate.
+    """The resources for a load. Sizes are in bytes. Fields named `most_` are bounds, not estimates.
 
     - `waiting`: messages that wait
     - `stored`: of the live files of the table
@@ -89,13 +89,13 @@ class Capacity:
 
 
 def capacity_of(load: Load, settings: Settings) -> Capacity:
-    """Return what `load` takes with these settings, once it has lasted for its spread."""
+    """Return the resources for `load` with these settings, once it has lasted for its spread."""
     bucket, horizon_s = settings.bucket, settings.clock.horizon / 1000
     in_memory = load.size + _ARROW_OVERHEAD
     # A mutable bucket is sealed at its threshold, or by each batch if more arrive in one.
     threshold = min(bucket.max_messages, bucket.max_bytes / in_memory) * (1 - _KEPT_SHARE)
     seal_messages = max(1.0, threshold, load.rate * _BATCH_S)
-    # What is due within the horizon is handed over, and the nearest wait in the mutable buckets.
+    # Messages due within the horizon are staged, and the nearest of the others wait in the mutable buckets.
     near = load.rate * min(load.spread_s, horizon_s) + threshold * bucket.shards / 2
     sealed = max(0.0, load.waiting - near)
     stored_each = load.size + _STORED_OVERHEAD

@@ -63,7 +63,7 @@ class Job:
             self._processes.append(self._process)
 
     def kill_driver(self) -> None:
-        """SIGKILL the driver, whose Java process ends with it. Its release processes go on."""
+        """SIGKILL the driver. Its Java process ends with it, and its release processes go on."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[str, bytes | None]]
 
-# A message that is due when it is handed over may follow a later one.
+# A message that is due when it is staged may follow a later one.
 SHORTEST_MS, LONGEST_MS = 500, 25_000
 # So long that forwarders leave it to the batches, and it waits in buckets.
 FAR_MS = (45_000, 60_000)

@@ -26,7 +26,7 @@ class Snapshot:
     """The counts at `now_ms` (epoch ms).
 
     `median_ms` and `largest_ms` are the lateness of messages received in the last seconds. They and `next_due_ms` are
-    None if there is no such message.
+    None without such a message.
     """
 
     published: int

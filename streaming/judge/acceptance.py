@@ -1,20 +1,20 @@
-"""Decides which messages must be in order: those that the service had accepted early enough.
+"""Decides which messages must be in order: the messages that the service had accepted early enough.
 
-Each batch has a cutoff, and accepts the input up to some offsets. It hands over the messages due from the previous
-batch's cutoff up to its own, and those that were due before when it accepted them. Among all messages that batches
-hand over, a message must be in order in two cases:
+Each batch has a cutoff, and accepts the input up to some offsets. It stages the messages due from the previous batch's
+cutoff up to its own, and overdue messages when it accepts them. Among all messages that batches stage, a message must
+be in order in two cases:
 
-- It is due at or above the cutoff of the batch before the one that accepted it: no batch has handed over before it a
-  message that is due later.
-- The batch that accepted it was committed a second before it was due: it was handed over before others were released.
+- It is due at or above the cutoff of the batch before the one that accepted it: no batch has staged before it a message
+  that is due later.
+- The batch that accepted it was committed a second before it was due: it was staged before others were released.
 
-Forwarders hand over past the batches, from the near future on. So where they take messages, the first case says nothing
-of these: while the job is down, a forwarder may have handed over what is due later than a message that waits in a
-bucket. Nor does it help then when a batch has accepted the message: it counts when one has handed it over. Among all
-messages, also those that forwarders take, a message must be in order in these cases:
+Forwarders stage messages without the batches, from the near future on. So if they take messages, the first case says
+nothing about these. While the job is down, a forwarder may stage a message that is due later than a message that waits
+in a bucket. The time at which a batch accepted the message does not help then: it counts when a batch has staged it.
+Among all messages, including messages of forwarders, a message must be in order in these cases:
 
-- A batch had handed it over a second before it was due.
-- A forwarder had handed it over 300 ms before it was due.
+- A batch had staged it a second before it was due.
+- A forwarder had staged it 300 ms before it was due.
 
 The offset log and the commit log of the checkpoint, the claims and the near log have all these values, even if the job
 or a forwarder was killed in between.
@@ -30,7 +30,7 @@ from enum import Enum, auto
 from streaming.judge.forwarded import Forwarded
 from streaming.judge.record import Published
 
-# How long before it is due a message must be handed over. Up to 100 ms (release.lead) it may be written behind others;
+# How long before it is due a message must be staged. Up to 100 ms (release.lead) it may be written behind others;
 # the rest is for a machine on which everything runs at once.
 _AHEAD_MS = 1_000
 # The same for a message that a forwarder took: it was seen in the near log, and the lead is a third of this.
@@ -42,7 +42,7 @@ Offsets = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True)
 class CommittedBatch:
-    """A committed batch: it handed over messages due below `cutoff_ms`, and read the input up to `ends`.
+    """A committed batch: it staged messages due below `cutoff_ms`, and read the input up to `ends`.
 
     It was committed at `committed_ms`. Both are epoch ms.
     """
@@ -54,9 +54,9 @@ class CommittedBatch:
 
 @dataclass(frozen=True)
 class Step:
-    """What was accepted up to the offsets `ends`, and not before. Instants are epoch ms.
+    """The records that were accepted up to the offsets `ends`, and not before. Instants are epoch ms.
 
-    - `waited_from_ms`: what was due then or later was not handed over before
+    - `waited_from_ms`: messages that were due then or later were not staged before
     - `in_order_from_ms`: messages that are due then or later are in order
     - `committed_ms`: when it was committed
     """
@@ -72,7 +72,7 @@ class CheckpointLog:
     """One checkpoint: its origin, and its committed batches by number.
 
     Records below `offsets` were accepted before the checkpoint began. Before that, nothing due at or above `cutoff_ms`
-    (epoch ms) was handed over. For a first checkpoint, `offsets` is empty and `cutoff_ms` is 0.
+    (epoch ms) was staged. For a first checkpoint, `offsets` is empty and `cutoff_ms` is 0.
     """
 
     cutoff_ms: int = 0
@@ -80,9 +80,9 @@ class CheckpointLog:
     batches: dict[int, CommittedBatch] = field(default_factory=dict)
 
     def steps(self) -> Iterator[Step]:
-        """Yield what was accepted batch by batch, after what an earlier checkpoint has accepted.
+        """Yield the steps batch by batch, after a step for records that an earlier checkpoint has accepted.
 
-        That was committed at a time which is not known here: 0.
+        The time of that commit is not known here: 0.
         """
         yield Step(self.offsets, self.cutoff_ms, self.cutoff_ms, 0)
         for number, batch in sorted(self.batches.items()):
@@ -95,7 +95,7 @@ class CheckpointLog:
 
 
 class Held(Enum):
-    """To which order a message is held: to none, to that of all that batches took, or to that of all messages."""
+    """The order that a message must keep: none, the order among messages that batches took, or among all messages."""
 
     NOT = auto()
     AMONG_BATCHES = auto()
@@ -141,8 +141,8 @@ class Acceptance:
     def in_order_from_ms(self, message: Published) -> int | None:
         """Return the due time (epoch ms) from which on the message must be in order among all messages.
 
-        Returns None if it is not known who accepted it; where forwarders took messages, if it is not known that it was
-        handed over.
+        Returns None if it is not known who accepted it. If forwarders took messages, also returns None if it is not
+        known that it was staged.
         """
         if not self._forwarded.sources:
             step = self._step_of(message)
@@ -160,7 +160,7 @@ class Acceptance:
         return None if step is None else step.committed_ms
 
     def waited_from_ms(self, message: Published) -> int | None:
-        """Return the due time (epoch ms) from which on no batch handed over anything before the message was accepted.
+        """Return the due time (epoch ms) from which on no batch staged anything before the message was accepted.
 
         None as above.
         """
@@ -168,10 +168,10 @@ class Acceptance:
         return None if step is None else step.waited_from_ms
 
     def handed_over_ms(self, message: Published) -> int | None:
-        """Return the time by which the message was handed over (epoch ms); None if that is not known.
+        """Return the time by which the message was staged (epoch ms); None if that is not known.
 
         That is when it was seen in the near log, if a forwarder took it. Otherwise it is the commit of the batch that
-        accepted it, or of a later one, whose cutoff is behind its due time.
+        accepted it, or of a later batch: the first with a cutoff behind its due time.
         """
         if self.is_forwarded(message):
             return self._forwarded.seen_ms.get(message.source)
@@ -182,7 +182,7 @@ class Acceptance:
         return max(accepted_ms, self._cutoffs[index][1])
 
     def handed_over_late(self, start_ms: int, end_ms: int) -> bool:
-        """Return whether batches handed over something due in [start_ms, end_ms] (epoch ms) once it was due."""
+        """Return whether batches staged something due in [start_ms, end_ms] (epoch ms) once it was due."""
         previous_ms = 0
         for cutoff_ms, committed_ms in self._cutoffs:
             if max(start_ms, previous_ms) < min(cutoff_ms, committed_ms, end_ms + 1):

@@ -1,6 +1,7 @@
-"""The checks of requests: each ask has one answer, and the answers agree with what came out.
+"""The checks of requests: each request has one answer, and the answers agree with the messages that came out.
 
-An answer that leaves something open, or comes too late, must also agree with what is known of the message: `reasons`.
+An answer that leaves something open, or says `too-late`, must also agree with the known facts about the message:
+`reasons`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from streaming.judge.record import Received
 
 _RESULTS = {"cancelled", "due-now", "too-late", "unknown"}
 _COMES_OUT = {"due-now", "too-late"}
-# Of so many answers `too-late` some say where the message went, however often release processes begin anew: each knows
-# it of what it has released last. A few asks may all have come after a restart.
+# Among this many `too-late` answers, some say where the message went, however often release processes restart: each
+# process knows it for the messages that it has released last. A few requests may all have come after a restart.
 _LEAST_LATE = 1_000
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The records of a results topic, by the id of the ask that each answers."""
+    """The records of a results topic, by the id of the request that each answers."""
 
     by_ask: Mapping[str, list[Received]]
 
@@ -36,7 +37,7 @@ class Answers:
         return Answers(by_ask)
 
     def results(self, asks: Mapping[str, str]) -> dict[str, set[str]]:
-        """Return what is answered for each id that was asked for. `asks` has these by the id of the ask."""
+        """Return the results for each id that was asked for. `asks` has these ids by the id of the request."""
         results: dict[str, set[str]] = {}
         for ask, records in self.by_ask.items():
             if ask in asks:
@@ -66,9 +67,9 @@ class Answers:
     ) -> list[str]:
         """Return what is wrong, a sentence each.
 
-        `came_out` are the ids of all records in output and dead-letter topics, and `circumstances` what may explain an
-        answer other than `cancelled`. `conditions` has that of each ask which is a replacement: "waiting" or "always".
-        `delivering` are the asks that their message be due at once.
+        `came_out` are the ids of all records in output and dead-letter topics. `circumstances` may explain an answer
+        other than `cancelled`. `conditions` has the condition of each request that is a replacement: "waiting" or
+        "always". `delivering` are the requests that make their message due at once.
 
         If not `complete`, answers and messages may still come.
         """
@@ -147,9 +148,9 @@ class Answers:
     def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]) -> set[str]:
         """Return the messages that were answered to be cancelled, and that nobody can have cancelled.
 
-        Only refused replacements, and asks `delivering` them at once, ask for these. Without those that were refused
-        themselves, or that a replacement asks for which may have been cancelled in its turn: after a rebuild, such a
-        one may be answered not to be accepted.
+        Only refused replacements, and requests `delivering` them at once, ask for these. Leaves out messages that were
+        refused themselves. Also leaves out messages that a replacement asks for, if it may have been cancelled in its
+        turn: after a rebuild, such a replacement may be answered not to be accepted.
         """
         refused, asked_for = self.refused(), set(asks.values())
         cannot_cancel = {*delivering, *(conditions.keys() & refused - asked_for)}

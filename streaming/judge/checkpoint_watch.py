@@ -84,7 +84,7 @@ class CheckpointWatch:
             known = self._logs.get(origin["checkpoint"])
             log = known or CheckpointLog(origin["cutoff_ms"], _by_partition(origin["offsets"]))
             new = {number: _batch(folder, number, log.cutoff_ms) for number in _committed(folder) - log.batches.keys()}
-            # A lost checkpoint may be made anew meanwhile, in the same place: these batches may belong to either.
+            # A lost checkpoint may be created again meanwhile, in the same place. These batches may belong to either.
             if _origin_of(folder) == origin:
                 log.batches.update({number: batch for number, batch in new.items() if batch is not None})
                 self._logs[origin["checkpoint"]] = log
@@ -100,7 +100,7 @@ class CheckpointWatch:
 
 
 def _origin_of(checkpoint: Path) -> dict[str, Any] | None:
-    """Read the checkpoint origin; None if there is no checkpoint."""
+    """Read the checkpoint origin, or return None if the checkpoint does not exist."""
     text = _text(checkpoint / _ORIGIN)
     return None if text is None else dict(json.loads(text))
 
@@ -141,7 +141,7 @@ def _text(file: Path) -> str | None:
 
 
 def _written_ms(file: Path) -> int | None:
-    """Return when `file` was written, epoch ms; None if there is none."""
+    """Return when `file` was written (epoch ms), or None if it does not exist."""
     try:
         return file.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Follows from outside what forwarders claim and hand over, while they run: the near log is deleted once released."""
+"""Follows the claims and chunks of forwarders from outside while they run: the near log is deleted once released."""
 
 from __future__ import annotations
 

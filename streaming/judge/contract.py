@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the judge knows besides messages and records.
+    """The facts that the judge knows in addition to messages and records.
 
     - `partitions`: for each topic, all partition counts it has had since the first message. Each start of the job uses
       the count at that time.

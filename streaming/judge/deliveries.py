@@ -1,8 +1,8 @@
-"""Messages that someone asks to be due at once: when they are due then, as far as the judge can know it.
+"""Messages that someone requests to be due at once: their due times, as far as the judge can know them.
 
-The time is in the header of what came out. It must not be later than the message was due before. It may be earlier than
-the request, after an outage; but the message must not come out before that, nor before it was due. What is asked for
-goes out at once, in no order with others that are overdue.
+The time is in the header of the record that came out. It must not be later than the message was due before. After an
+outage it may be earlier than the request. But the message must not come out before the request, unless it was due.
+Requested messages go out at once, in no order with others that are overdue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def as_made_due(
 def too_early(
     published: Mapping[str, Published], asked_ms: Mapping[str, int], received: Iterable[Received]
 ) -> Iterator[str]:
-    """Yield what came out before it was due and before it was asked for, a sentence each. Arguments as above."""
+    """Yield a sentence for each record that came out before it was due and requested. Arguments as above."""
     for record in received:
         message, since_ms = published.get(record.id), asked_ms.get(record.id)
         if message is not None and since_ms is not None and record.received_ms < min(since_ms, message.due_ms):
@@ -43,9 +43,9 @@ def too_early(
 def too_late(
     made_due_ms: Mapping[str, int], received: Iterable[Received], shown_ms: Callable[[int], int] = lambda now_ms: now_ms
 ) -> Iterator[str]:
-    """Yield what came out with a due time after the answer that it is due at once, a sentence each.
+    """Yield a sentence for each record with a due time after the answer that it is due at once.
 
-    `made_due_ms` has when each message was answered so (epoch ms), and `shown_ms` is as of `Environment`.
+    `made_due_ms` has the time of this answer for each message (epoch ms). `shown_ms` is as in `Environment`.
     """
     for record in received:
         since_ms, due_ms = made_due_ms.get(record.id), _due_ms(record)

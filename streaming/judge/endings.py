@@ -15,7 +15,7 @@ from streaming.judge.record import Received
 from streaming.judge.schedules import DUE_HEADER, Repeated, left_of
 
 _NO_SUCH_NAME = "no-such-name"
-# What an answer may say, and why. Other reasons are about replacements by id, or about records that are deleted.
+# The result of an answer for each reason. Other reasons are about replacements by id, or about deleted records.
 _REASONS = {
     "withdrawn": "cancelled",
     "already-cancelled": "cancelled",

@@ -1,9 +1,9 @@
-"""What forwarders took: the input records that claims name, and when each was in the near log.
+"""The records that forwarders took: the input records that claims name, and when each was in the near log.
 
 A claim says which records a forwarder takes instead of a batch. The messages lie in the near log, as chunks, which the
 same transaction commits. But a chunk may be visible later than its claim: several forwarders write to a partition of
 the near log, and one that dies leaves its transaction open there, so that release processes read no further until that
-is ended. A message is therefore handed over once its chunk can be read, and not when its claim can.
+is ended. A message is therefore staged once its chunk can be read, and not when its claim can.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyroaring import BitMap64
 
-# Of an input record: its topic, partition and offset.
+# The id of an input record: its topic, partition and offset.
 Source = tuple[str, int, int]
 
 _FORMAT = 1
@@ -26,8 +26,8 @@ _FORMAT = 1
 class Forwarded:
     """The records that forwarders took.
 
-    - `sources`: those that claims name
-    - `seen_ms`: when each of them was seen in the near log, epoch ms. Those that were deleted there before are missing
+    - `sources`: the records that claims name
+    - `seen_ms`: when each of them was seen in the near log, epoch ms. Records that were deleted earlier are missing
     """
 
     sources: set[Source] = field(default_factory=set)

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 
 from streaming.judge.record import Received
 
-# What becomes of a message that waits under a name, once there is another one: the mode of its input topic.
+# The mode of an input topic: the fate of a message that waits under a name, once another message takes the name.
 REPLACE, KEEP, KEEP_TIME = "replace", "keep", "keep-time"
 _DUE_HEADER = "delayline-deliver-at"
 # A due time that was taken over may be moved by a millisecond each time.
@@ -24,8 +24,8 @@ _MOST_MOVED_MS = 20
 class Named:
     """A record that was published with a name: a message that is due at `due_ms`, or a cancel (None). In epoch ms.
 
-    The job knows the record since `known_ms`: when it was published, or when its batch was committed. What was due at
-    `waited_from_ms` or later waited when the job read the record, so that it cannot come out any more; None: not known.
+    The job knows the record since `known_ms`: when it was published, or when its batch was committed. A message
+    due at `waited_from_ms` or later waited when the job read the record, so it cannot come out any more; None: unknown.
 
     All records of a name are in one partition.
     """
@@ -52,8 +52,8 @@ def name_problems(
     """Return what is wrong, a sentence each, once everything that should come out has done so.
 
     `answers` are the records of the results topic. A message may come out although another took its name over if it was
-    due within `slack_ms` after the job knew of that one. `mode` is that of the input topic. With `KEEP`, two may come
-    out if the first was due within `slack_ms` after the job knew of the second.
+    due within `slack_ms` after the job knew of that one. `mode` is the mode of the input topic. With `KEEP`, two may
+    come out if the first was due within `slack_ms` after the job knew of the second.
     """
     problems: list[str] = []
     deliveries: dict[str, list[Received]] = {}
@@ -194,7 +194,7 @@ def _of_answers(
 
 
 def _waited(before: Named, after: Named) -> bool:
-    """Return whether the message `before` waited for certain when the job read `after`, however long it was due."""
+    """Return whether the message `before` certainly waited when the job read `after`, even if long overdue."""
     return before.due_ms is not None and after.waited_from_ms is not None and before.due_ms >= after.waited_from_ms
 
 

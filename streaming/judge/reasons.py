@@ -1,8 +1,8 @@
-"""The checks of what answers say: each has a reason of its result, which agrees with what is known of the message.
+"""The checks of answers: each has a reason for its result, which agrees with the known facts about the message.
 
 `docs/publish/cancelling.md` has the reasons. A service that answers everything with `unknown` or `too-late` is found by
-the messages of which that cannot be: they were published before, in the ask's partition; or they are due so late that
-nobody can have handed them over, or written them to their topic.
+messages for which that cannot be true. They were published before, in the partition of the request. Or they are due so
+late that nobody can have staged them, or written them to their topic.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from types import MappingProxyType
 
 from streaming.judge.record import Published
 
-# The share of the asks for messages that are handed over which may be answered with `UNSURE` though nothing began anew:
-# a release process may hold a transaction open for longer than the job waits for it. Of a few asks it says nothing.
+# The share of requests for staged messages that may be answered with `UNSURE` although nothing restarted: a release
+# process may hold a transaction open for longer than the job waits for it. A few requests are too few to judge.
 MOST_UNSURE, _LEAST_ASKS = 0.5, 10
 
 
 class Reason(Enum):
-    """Why an answer says what it says, by its code."""
+    """The reason of an answer, by its code."""
 
     WITHDRAWN = "withdrawn"
     RECALLED = "recalled"
@@ -46,11 +46,11 @@ _RESULTS = dict.fromkeys(Reason, "unknown") | {
 
 @dataclass(frozen=True)
 class Claim:
-    """What the answer to `ask` says of the message `asked`: its `result`, and the code of its `reason`.
+    """The answer to the request `ask` about the message `asked`: its `result`, and the code of its `reason`.
 
-    `condition` is that of a replacement, and `accepted` says what became of it. The answer was received at
-    `received_ms`, epoch ms. `delivers` says whether the ask wants the message to be due at once, and `is_made_due`
-    whether any answer says that it is.
+    `condition` and `accepted` are set for a replacement: its condition, and whether it was accepted. The answer was
+    received at `received_ms`, epoch ms. `delivers` says whether the request makes the message due at once.
+    `is_made_due` says whether any answer says that it is due.
     """
 
     ask: str
@@ -66,16 +66,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of a run that may explain an answer.
+    """The known facts about a run that may explain an answer.
 
     - `inputs`: the input topics of the job
     - `messages`: the published messages, by id
-    - `horizon_ms`: how long before it is due a message is handed over at the earliest (`clock.horizon`)
+    - `horizon_ms`: how long before it is due a message is staged at the earliest (`clock.horizon`)
     - `written_ms`: how long before it is due a message is written to its topic at the earliest (`release.lead` and
       `release.slice`)
     - `keeps_records`: whether the input topics have all records still
     - `is_rebuilt`: whether the checkpoint was lost, and `delayline rebuild` has made another one
-    - `steady`: asks such that from their publication to the answer no release process, nor a broker, began anew, and
+    - `steady`: requests such that from their publication to the answer no release process and no broker restarted, and
       no answer was lost
     - `shown_ms`: as in `streaming.judge.contract.Environment`
     """
@@ -90,7 +90,7 @@ class Circumstances:
     shown_ms: Callable[[int], int] = lambda now_ms: now_ms
 
     def is_ahead(self, claim: Claim, by_ms: int) -> bool:
-        """Return whether the message of `claim` was due more than `by_ms` after the answer, for certain.
+        """Return whether the message of `claim` was certainly due more than `by_ms` after the answer.
 
         A message that cannot be scheduled goes to the dead-letter topic at once, and one that is made due may come out
         at any time.

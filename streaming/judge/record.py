@@ -72,5 +72,5 @@ class Received:
 
     @property
     def id(self) -> str:
-        """The message id that the service wrote; `?` if there is none."""
+        """The message id that the service wrote, or `?` without one."""
         return self.last(ID_HEADER) or "?"

@@ -186,7 +186,8 @@ def _problems(
         yield f"it came at {off[:3]}, which its rule does not have"
         return
     for (before, after), (first, second) in zip(pairwise(records), pairwise(dues), strict=True):
-        # What had passed when the first one was handed over, late; or when the second one was, if none comes late.
+        # The instants before this had passed when the first one was staged late; or when the second one was staged, if
+        # none comes late.
         passed_ms = after.received_ms if message.missed == "none" else before.received_ms
         between = instants[places[first] + 1 : places[second]]
         # The one that waited was late: the first one; or the next one, if none comes late.
@@ -224,7 +225,7 @@ def left_of(message: Repeated, dues: list[int], end_ms: int, was_down: Callable[
 def last_numbers(asks: Mapping[str, str], answers: Iterable[Received]) -> dict[str, int | None]:
     """Return the messages that were answered to be cancelled, and the number of the last occurrence in an answer.
 
-    `asks` has the id that each ask asks for, by its own id. The first cancel is told the number, and no other.
+    `asks` has the id that each request asks for, by its own id. Only the first cancel is told the number.
     """
     found: dict[str, int | None] = {}
     for record in answers:

@@ -64,7 +64,7 @@ def judge(
 
     Args:
         published: the messages, by id.
-        received: the records of all output and dead-letter topics; those of a partition in the order of offsets.
+        received: the records of all output and dead-letter topics; within a partition, in the order of offsets.
         acceptance: knows which messages the job accepted in time, so that they must be in order.
         environment: partition counts of the topics, and the clock.
         complete: whether `received` must contain all published messages and no others.

@@ -53,7 +53,7 @@ class EmbeddedBroker:
         directory: folder for data, configuration and logs.
         port: the port; 0 picks a free one, which stays the same for later starts of this object.
         host: the address to listen on.
-        properties: Kafka properties that override those of `broker_properties`.
+        properties: Kafka properties that override the defaults of `broker_properties`.
         heap: Java's maximum heap size.
         secured: security protocols (SSL, SASL_SSL) to serve in addition, each on a separate port; `properties` has
             their certificates and logins. The plain listener stays, because the node itself uses it.

@@ -48,7 +48,7 @@ def node_properties(
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """Write `properties` as a Java properties file, whose encoding is Latin-1."""
+    """Write `properties` as a Java properties file, in Latin-1."""
     return "".join(f"{_escape(key, ' :=#!')}={_escape(value)}\n" for key, value in properties.items())
 
 
@@ -69,5 +69,5 @@ def _escape(text: str, special: str = "") -> str:
 
 
 def _code_units(character: str) -> str:
-    # Java's characters are those of UTF-16: one above U+FFFF is two.
+    # Java's characters are UTF-16 code units. A character above U+FFFF is two of them.
     return "".join(f"\\u{unit}" for unit in character.encode("utf-16-be").hex(" ", 2).split())

@@ -24,7 +24,7 @@ class AccessRefused(Exception):
 
 
 class RequestHeaders(Protocol):
-    """The headers of an HTTP request, whose names are found in any case."""
+    """The headers of an HTTP request. Their names are case-insensitive."""
 
     def __contains__(self, name: str, /) -> bool: ...
 

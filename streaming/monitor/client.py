@@ -41,7 +41,7 @@ def started_addresses(settings: Settings, role: Literal["release", "forward"]) -
 
 
 def other_application(answer: Answer, settings: Settings) -> str | None:
-    """Return the application that an answer names, if it is another one than that of `settings`."""
+    """Return the application that an answer names, or None if it is the application of `settings`."""
     return None if answer.application_id == settings.application_id else answer.application_id
 
 

@@ -1,4 +1,4 @@
-"""What waits and is not handed over, from what the job has in memory: due times, counts and bytes, without messages."""
+"""Counts of waiting messages that are not staged yet, from due times, counts and bytes in the job's memory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class WaitingInShard:
 class WaitingEstimate:
     """Counts the messages of mutable buckets and of segments that are due at or after the cutoff.
 
-    The messages of a run or a segment are taken for evenly spread between its first and its last due time: counts up to
-    an instant between them are estimates. Runs are short (`state.due_spans`).
+    The messages of a run or a segment are assumed to be evenly spread between its first and its last due time. So
+    counts up to an instant between them are estimates. Runs are short (`state.due_spans`).
     """
 
     def __init__(self, mutable: Mapping[int, MutableDues], segments: Iterable[Segment], cutoff_ms: int) -> None:
-        """Take the mutable buckets by shard, and all segments. What is due below `cutoff_ms` is handed over."""
+        """Take the mutable buckets by shard, and all segments. Messages due below `cutoff_ms` are staged."""
         rows: list[tuple[float, ...]] = []
         for shard, own in mutable.items():
             mean_bytes = own.mean_bytes
@@ -116,7 +116,7 @@ class WaitingEstimate:
         return dict(zip([*SPANS_MS, LATER], counts, strict=True))
 
     def by_shard(self, shards: int) -> list[WaitingInShard]:
-        """Return what waits in each shard: in `shards` shards, and in former ones whose sealed buckets still wait."""
+        """Return the waiting messages of `shards` shards, and of former shards with sealed buckets that still wait."""
         return [self._in_shard(number) for number in range(max(shards, int(self._shards.max(initial=-1)) + 1))]
 
     def _in_shard(self, number: int) -> WaitingInShard:

@@ -58,7 +58,8 @@ class ForwardMetrics(Collector):
 def forward_health(process: ForwardProcess) -> Health:
     """Return whether a forwarder makes progress, and whether it reads all of its lanes.
 
-    An outage of the brokers is no reason to start a process anew: it is live, and not ready. A lane that hangs is one.
+    During an outage of the brokers the process is live but not ready, because a restart would not help. If a lane
+    hangs, the process is not live.
     """
     now_s = time.monotonic()
     # Copies, since another thread changes them.

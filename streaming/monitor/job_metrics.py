@@ -1,4 +1,4 @@
-"""What the job counts, and its metrics: what its batches have done, and what waits."""
+"""The counters and metrics of the job: the work of its batches, and the waiting messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOLD = 100
 class JobCounts(Collector):
     """Counts what batches have done. The query's thread writes it, and the server's threads read it.
 
-    Instants are epoch s. What counts messages begins at zero with each start of the job.
+    Instants are epoch s. Counters of messages begin at zero with each start of the job.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.time) -> None:
@@ -90,13 +90,13 @@ class JobCounts(Collector):
             return dict(self._running)
 
     def watch_tasks(self, done_tasks: Callable[[], object]) -> None:
-        """Take a function whose result differs once a task of the running batch is done; several threads call it."""
+        """Take a function. Its result changes when a task of the running batch is done. Several threads call it."""
         self._done_tasks = done_tasks
 
     def look_for_progress(self) -> float:
-        """Return when what this process does was first seen to be as far as it is now, epoch s.
+        """Return when this process was first seen at its present progress, epoch s.
 
-        So it needs two calls to see that nothing goes on. Each may take as long as `watch_tasks` allows.
+        So it takes two calls to see that nothing progresses. Each may take as long as the function of `watch_tasks`.
         """
         done_tasks = self._done_tasks()
         with self._lock:
@@ -148,12 +148,12 @@ class JobCounts(Collector):
     def reported(self, batch_id: int, mutable_buckets: int, lag: Mapping[str, int]) -> None:
         """Take what Spark reports of batch `batch_id`: mutable buckets in its state, and unread offsets by topic.
 
-        A batch tells only of the buckets that it changed. After a start, others are known to be empty when as many
-        buckets have told of messages as there are, or by what is read of the state (`state_read`).
+        A batch reports only the buckets that it changed. After a start, the other buckets are known to be empty once
+        the number of reported, non-empty buckets equals `mutable_buckets`, or once the state is read (`state_read`).
         """
         with self._lock:
             self._knows_mutable |= self._told.get(batch_id) == mutable_buckets
-            # Of several batches the newest is reported first.
+            # If several batches are reported at once, the newest comes first.
             self._reported = max(batch_id, self._reported or 0)
             self._lag = dict(lag)
 
@@ -164,7 +164,7 @@ class JobCounts(Collector):
             return None if self._knows_mutable else self._reported
 
     def state_read(self, mutable: Mapping[int, MutableDues]) -> None:
-        """Take what mutable buckets held after a batch since the start: it holds for those of which none has told."""
+        """Take the contents of mutable buckets after a batch since the start. Reports of batches take precedence."""
         with self._lock:
             self._mutable = {**mutable, **self._mutable}
             self._knows_mutable = True
@@ -181,7 +181,7 @@ class JobCounts(Collector):
 
     @property
     def cutoff_ms(self) -> int | None:
-        """Up to when the last batch has handed over, or None before the first one is done."""
+        """The cutoff of the last batch: it has staged the messages due before. None before the first one is done."""
         done = self._done
         return None if done is None else done.cutoff_ms
 

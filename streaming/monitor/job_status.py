@@ -1,4 +1,4 @@
-"""What the running job knows of itself, for `delayline status`: nothing is read for it, neither Kafka nor storage."""
+"""The job's own status, for `delayline status`. It comes from memory: neither Kafka nor storage is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Merges:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What waits after the last batch and is not handed over, as the job knows it. Instants are epoch ms.
+    """The messages that wait after the last batch and are not staged, as the job knows them. Instants are epoch ms.
 
     - `done`: the last batch that was done, which Spark commits a moment later
     - `running`: the batch after it, once that is planned

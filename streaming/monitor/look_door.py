@@ -1,4 +1,4 @@
-"""What the job's server answers to `POST /messages`: waiting messages, for a client that may see them."""
+"""The answer of the job's server to `POST /messages`: waiting messages, for a client that may see them."""
 
 from __future__ import annotations
 

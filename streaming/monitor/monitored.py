@@ -1,4 +1,4 @@
-"""What monitors a process: its server, and the export of its metrics, each if the settings ask for it."""
+"""The monitoring of a process: its server and the export of its metrics, each if the settings enable it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends a process's metrics to an OpenTelemetry collector: those of `/metrics`, under the same names.
+"""Sends the metrics of `/metrics` to an OpenTelemetry collector, under the same names.
 
 The SDK's exporter sends; its instruments are not used, since what they would count is counted already. A summary
 becomes two sums, `…_count` and `…_sum`. Options such as headers and certificates come from the SDK's own variables

@@ -110,8 +110,8 @@ class ReleaseMetrics(Collector):
 def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Health:
     """Return whether a release process makes progress, and whether messages of all of its shards go out.
 
-    An outage of the brokers is no reason to start a process anew: it is live, and not ready. A shard that hangs is one,
-    whatever the group is told meanwhile.
+    During an outage of the brokers the process is live but not ready, because a restart would not help. If a shard
+    hangs, the process is not live, even while it still polls its group.
     """
     silent_s = time.monotonic() - process.group.polled_s
     # Copies, since another thread changes them.

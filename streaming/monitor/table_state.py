@@ -1,4 +1,4 @@
-"""What the job's table of sealed buckets has, as its batches tell the metrics."""
+"""The state of the job's table of sealed buckets, as its batches report it to the metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class StepFailures:
 
 @dataclass(frozen=True)
 class TableState:
-    """What the table of sealed buckets has, and what was merged of them.
+    """The contents of the table of sealed buckets, and the merges.
 
-    - `segments`: of all `buckets`
+    - `segments`: the segments of all `buckets`
     - `size`: bytes and files of the table, if they are known
-    - `failures`: of maintenance, by kind of step
+    - `failures`: the failures of maintenance, by kind of step
     """
 
     segments: Sequence[Segment] = ()

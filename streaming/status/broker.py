@@ -30,7 +30,7 @@ class BrokerAnswer:
     """The part of the status that comes from the broker.
 
     - `lag`: the input lag; None if the broker does not answer, or a topic is missing. `problem` then has the reason.
-    - `ready`: what is handed over and not released, by shard; `members`: the release processes. None as for `lag`.
+    - `ready`: messages that are staged and not released, by shard; `members`: the release processes. None as for `lag`.
     - `lanes`: how far forwarders are in each lane; none if batches do all of the work. `forwarders`: those that run.
       None as for `lag`.
     - `holder`: the holder of the lease. A process that was killed stays the holder until another claims the lease.

@@ -84,7 +84,7 @@ def as_lines(status: Status) -> Iterator[str]:
 
 
 def _summary(status: Status) -> Iterator[str]:
-    """Yield the figures, and what only `delayline status` says: whose answer it is, the cutoff and a planned batch."""
+    """Yield the figures, and facts that only `delayline status` shows: source of the status, cutoff, planned batch."""
     committed, planned = status.committed, status.planned
     if committed is None:
         yield f"no batch is committed yet in {status.checkpoint}"

@@ -16,7 +16,7 @@ from streaming.monitor.held_input import PartitionEnds
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """The lag of one input partition. Both offsets are those of the next record, as in Kafka.
+    """The lag of one input partition. Both are offsets of the next record, as in Kafka.
 
     `held` is the number of offsets behind an open transaction, from `end_offset` on: no committed reader gets them.
     """

@@ -2,14 +2,14 @@
 
 A look costs the batches little:
 
-- Its tasks are of the scheduler pool of maintenance: those of batches get free cores first.
+- Its tasks run in the scheduler pool of maintenance, so tasks of batches get free cores first.
 - Few of its tasks wait for brokers, and none does if the look begins behind all that is staged.
 - There is one look at a time. The next one waits for a few seconds, and is then refused.
 - It is bounded: in messages, in bytes of each message, in bytes of sealed messages that it reads, in metadata, and in
   time.
 
-A look that is refused for its size is for a Spark of one's own (`look_reader`). It holds up no cleaning: what it reads
-is kept for a while (`messages.waiting_messages`), and it begins again where files have vanished.
+A look that is refused for its size needs its own Spark (`look_reader`). A look does not delay cleaning. Files that it
+reads are kept for a while (`messages.waiting_messages`), and it begins again if files have vanished.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class LaneStatus:
 
 
 def lane_statuses(settings: Settings, inputs: Sequence[PartitionLag]) -> list[LaneStatus]:
-    """Return the lanes, of which there are none if forwarders take nothing. `inputs` has the ends of the partitions.
+    """Return the lanes; empty if forwarders take nothing. `inputs` has the ends of the partitions.
 
     Raises BrokerUnreachable, TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.
     """

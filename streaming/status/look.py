@@ -27,12 +27,12 @@ _BY_ID = ("topic", "partition", "offset")
 
 @dataclass(frozen=True)
 class Look:
-    """Which waiting messages are wanted: all conditions hold, and None is no condition.
+    """A query for waiting messages. All conditions hold; None means no condition.
 
     - `from_ms`, `until_ms`: due in [from_ms, until_ms), epoch ms
     - `ids`: topic, partition and offset of each
     - `key`, `topic`: the record's key, and its output topic
-    - `newest`: those published last, and not those due next
+    - `newest`: the messages published last, instead of the messages due next
     - `limit`: how many at the most
     - `shown_bytes`: how many bytes of the key, of the value, and of the headers together; None: all
     """

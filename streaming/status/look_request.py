@@ -16,7 +16,7 @@ from state.message_ids import MOST_TOPIC_CHARACTERS
 from streaming.status.look import Look
 from streaming.status.waiting_rows import ROW_SCHEMA
 
-# What the job answers at the most: a selection of the page, and one message more to see that there are more.
+# The most rows that the job answers with: a selection of the page, and one more to see that more messages exist.
 MOST_ROWS = 10_001
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _INT64 = 2**63 - 1
@@ -26,7 +26,7 @@ _Id = tuple[_Topic, Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(
 
 
 class LookRequest(BaseModel):
-    """A `Look` at what waits in the application `application_id`, whose `storage.path` is `storage`.
+    """A `Look` at the waiting messages of the application `application_id` with `storage.path` = `storage`.
 
     `key` is base64.
     """

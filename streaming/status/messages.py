@@ -1,4 +1,4 @@
-"""What waits, message by message, as a Spark DataFrame: for queries, for exports, and for `delayline peek`."""
+"""The waiting messages as a Spark DataFrame: for queries, for exports, and for `delayline peek`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def waiting_messages(
     until_ms: int = END_MS,
     ids: Iterable[tuple[str, int, int]] | None = None,
 ) -> DataFrame:
-    """Return what waits after the last committed batch, in no order: a DataFrame of `WAITING_SCHEMA`.
+    """Return the messages that wait after the last committed batch, unordered: a DataFrame of `WAITING_SCHEMA`.
 
-    Reads nothing but metadata before the DataFrame is computed. A sealed message costs a read only if it is near those
-    that are selected by due time or id, so give these here, and not as a condition on the DataFrame.
+    Reads only metadata before the DataFrame is computed. A sealed message is read only if it is near the messages that
+    are selected by due time or id. So give these here, and not as a condition on the DataFrame.
 
     The DataFrame stays valid for a while: the job keeps files that it has replaced for an hour, and the state of its
     last ten batches. A message that was recalled after it was staged is `ready` until its time.
 
     Args:
         spark: a session of `streaming.spark.session.open_session`, or with the same packages.
-        settings: those of the job.
+        settings: the settings of the job.
         from_ms: the first due time, epoch ms.
         until_ms: the end of the due times, exclusive, epoch ms.
         ids: only these messages: topic, partition, offset of each.
@@ -83,7 +83,7 @@ def selected_messages(
     state = spark.read.format("statestore").option("batchId", batch_id).load(checkpoint.path)
     mutable = state.selectExpr("value.groupState.bucket AS chunk")
     places = [mutable.mapInArrow(chunk_rows("mutable", selection), schema)]
-    # What is read now is not below what it was when the batch was committed.
+    # The value that is read now is not below its value when the batch was committed.
     if limits is None or selection.from_ms < max(cutoff_ms, limits.forwarded_before_ms()):
         places += staged_rows(spark, settings, batch_id, selection, at_least)
     if kept is not None:

@@ -1,4 +1,4 @@
-"""The newest warnings and errors of all processes of an application that it is known where to ask."""
+"""The newest warnings and errors of all processes of an application with a known address."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 # For how long all processes together are waited for.
 _WAIT_S = 1.0
 _MOST_SHOWN = 100
-# Of each text: as `streaming.monitor.recent_problems` has it.
+# The limit of each text, as in `streaming.monitor.recent_problems`.
 _MOST_CHARACTERS = 1_000
-# Raised if nobody answers, or with what is no JSON, other JSON, a number without an end, or lists in lists.
+# Raised if nobody answers, or if the answer is not JSON or other JSON, such as infinite numbers or deep lists.
 _UNKNOWN = NoAnswer, OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
 
 Known = TypeVar("Known")
@@ -30,8 +30,8 @@ Known = TypeVar("Known")
 class ProcessProblems:
     """Asks the job, the processes that it starts, and those at `monitor.process_addresses`.
 
-    Each is asked in a thread of its own: one that does not answer, or a name that is not resolved, holds up no other,
-    and what comes late is there the next time.
+    Each is asked in a thread of its own, so a process that does not answer, or a name that is not resolved, does not
+    delay the others. A late answer is used the next time.
     """
 
     def __init__(self, settings: Settings) -> None:

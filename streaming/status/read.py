@@ -55,7 +55,7 @@ def _read(spark: SparkSession, settings: Settings, clock_ms: Callable[[], int]) 
         batch_id, cutoff_ms = committed.batch_id, committed.cutoff_ms
         last_bucket = checkpoint.origin.bucket_of(batch_id)
         # Read the table before the state: the job keeps the state of its last few batches, but deletes messages of
-        # buckets that are handed over.
+        # buckets that are staged.
         if version is not None:
             sealed = sealed_buckets(store, version, last_bucket, cutoff_ms)
         mutable = mutable_buckets(spark, checkpoint.path, batch_id, checkpoint.settings_history().at(batch_id))

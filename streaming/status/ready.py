@@ -1,4 +1,4 @@
-"""What is handed over and not released, from the logs of shards."""
+"""Messages that are staged and not released, from the logs of shards."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sinks.ready_log.chunk import ChunkSummary, messages_of
 from sinks.release.log_reader import LogReader
 from sinks.topics.partitions import partition_counts
 
-# Above the number of every batch: before a checkpoint's first one, what waits there is of the checkpoint before.
+# Above the number of every batch. Before a checkpoint's first batch, the messages there are from the checkpoint before.
 EVERY_BATCH = 2**62
 _SHARDS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class ReadyShard:
-    """What is handed over and not released in one shard: the due times (epoch ms, ascending), and the last release.
+    """Staged messages of one shard that are not released: due times (epoch ms, ascending), and the last release.
 
     `member` and `at_ms` (epoch ms) say who released last and when, `lateness` how late the messages of the minute
     before were. `released` is how many messages were ever released. Without any release they are empty.
@@ -40,10 +40,11 @@ class ReadyShard:
 
 
 def ready_shards(settings: Settings, last_batch: int) -> list[ReadyShard]:
-    """Return what batches up to `last_batch`, and forwarders, have handed over and is not released, by shard.
+    """Return the unreleased messages that batches up to `last_batch` and forwarders have staged, by shard.
 
-    What later batches have handed over counts where these took it from. Raises BrokerUnreachable, TopicMissing,
-    ReadyLogLost, CheckpointMismatch.
+    Messages that later batches have staged count in the place from which these batches took them.
+
+    Raises BrokerUnreachable, TopicMissing, ReadyLogLost, CheckpointMismatch.
     """
     options = librdkafka_options(settings.kafka)
     count = partition_counts(settings, [settings.ready_topic]).get(settings.ready_topic, 0)
@@ -74,10 +75,10 @@ def ready_messages(
     last_batch: int,
     is_wanted: Callable[[ChunkSummary], bool] = lambda _: True,
 ) -> Iterator[pa.Table]:
-    """Yield what batches up to `last_batch`, and forwarders, have handed over in a shard, and is not released.
+    """Yield the unreleased messages that batches up to `last_batch` and forwarders have staged in a shard.
 
-    `position` is that of the shard. A forwarder has taken its messages before any batch could, whichever that is. Only
-    chunks are opened that are wanted by their summary.
+    `position` is the position of the shard. A forwarder has taken its messages before any batch could, so `last_batch`
+    does not limit them. Opens only chunks that are wanted by their summary.
 
     Raises ReadyLogLost, TopicMissing, BrokerUnreachable, KafkaException.
     """

@@ -20,7 +20,7 @@ def status_of_job(settings: Settings) -> Status | None:
     """Ask the job at `monitor.job`, and the broker for what only that knows.
 
     Returns None if no address is set, if nobody answers there, if the job does not know yet what waits, or if it is
-    another job: of another application, or with another checkpoint, as that of a test on the same host.
+    another job: of another application, or with another checkpoint, such as the job of a test on the same host.
     """
     if not settings.monitor.job:
         return None

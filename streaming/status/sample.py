@@ -1,4 +1,4 @@
-"""What charts of the last hour are drawn from: the numbers of one look at the job."""
+"""The data of the charts of the last hour: the numbers of one look at the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Sample:
     """One look at the job.
 
     - `at_ms`: when, epoch ms
-    - `waiting`, `ready`, `lag`: numbers of messages: all that wait, handed over of these, and not read yet
+    - `waiting`, `ready`, `lag`: numbers of messages: waiting ones, the staged ones among them, and unread ones
     - `read`, `released`: how many were ever read from the input, and released; differences of two samples are rates
     - `p99_ms`, `max_ms`: the lateness of the shard that was latest in the minute before its last release
     - `buckets`, `segments`: of the sealed messages

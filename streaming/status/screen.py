@@ -1,4 +1,4 @@
-"""What `delayline top` shows: figures, charts, shards and problems, for a terminal of 100 columns and 40 lines."""
+"""The screen of `delayline top`: figures, charts, shards and problems, for 100 columns and 40 lines."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 18
 _DUE_WIDTH = 42
 _NAMES_WIDTH = 23
-# Of problems, where the height is not bounded; and what shards leave to them where it is: a gap, a heading and a line.
+# The number of problems if the height is not bounded.
 _MOST_PROBLEMS = 10
+# The lines that shards leave to problems if it is bounded: a gap, a heading and one problem.
 _LEAST_OF_PROBLEMS = 3
 
 
 def screen_lines(
     status: Status, samples: Sequence[Sample], problems: Sequence[Mapping[str, Any]], width: int, height: int | None
 ) -> list[str]:
-    """Return lines of up to `width` characters, and about `height` of them; of None all shards.
+    """Return about `height` lines of up to `width` characters; if `height` is None, with all shards.
 
-    `samples` are those of the looks up to `status`, `problems` the newest of all processes, newest first.
+    `samples` are the samples up to `status`. `problems` are the newest problems of all processes, newest first.
     """
     charts = list(_charts(samples, width - _DUE_WIDTH - _NAMES_WIDTH - 2))
     lines = [*(figure.line for figure in figures(status)), ""]
@@ -111,7 +112,7 @@ def _rates(samples: Sequence[Sample], count: Callable[[Sample], int | None]) -> 
 
 
 def _shards(status: Status, room: int | None) -> Iterator[str]:
-    """Yield a table of the shards. If there is no room for all, those come first that were latest."""
+    """Yield a table of the shards. If not all fit, the shards with the largest lateness come first."""
     heads = ("shard", 6), ("ready", 9), ("mutable", 10), ("sealed", 12), ("next due", 12), ("last", 8)
     late_heads = ("in 1m", 8), ("p50", 7), ("p99", 7), ("largest", 8)
     yield "".join(f"{name:>{width}}" for name, width in (*heads, *late_heads)) + "  released by"

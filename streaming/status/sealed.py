@@ -25,7 +25,7 @@ _COUNTS_SCHEMA = "bucket long, shard int, segment int, count long, first long"
 class SealedBuckets:
     """The live segments of sealed buckets at `version` of the table.
 
-    For a segment that is handed over in part, count, bytes and earliest due time describe the part that still waits.
+    For a segment that is staged in part, count, bytes and earliest due time describe the part that still waits.
     """
 
     store: BucketTable
@@ -46,7 +46,7 @@ class SealedBuckets:
                 histogram.add_uncut(segment.min_deliver_at_ms, segment.count)
         rows = slots(self.store, histogram.edges_ms, self.version).toLocalIterator() if cut else ()
         for row in rows:
-            # The rows also include segments of later batches, and segments whose waiting part no edge cuts.
+            # The rows also include segments of later batches, and segments with a waiting part that no edge cuts.
             if (identity := (row["bucket"], row["shard"], row["segment"])) in cut:
                 segment = cut.pop(identity)
                 counts = waiting_counts(segment, row["precision_bits"], row["ticks_ms"], row["counts"])
@@ -70,7 +70,7 @@ def sealed_buckets(
         version: the table version to read.
         last_bucket: the last bucket of the batch. Later buckets are left out: until their batch is committed, their
             messages count in the state.
-        cutoff_ms: the batch's cutoff (epoch ms). Messages due below it are handed over.
+        cutoff_ms: the batch's cutoff (epoch ms). Messages due below it are staged.
         overdue_bucket: the bucket of which also those still wait: before a checkpoint's first batch.
     """
     segments = [described_segment(row.asDict()) for row in store.metadata(version) if row["bucket"] <= last_bucket]
@@ -87,8 +87,8 @@ def waiting_counts(segment: Segment, precision_bits: int, slots_ms: Iterable[int
     """Count the waiting messages of `segment` by time slot.
 
     `slots_ms` and `counts` describe the segment when it was sealed: for each input partition, its time slots and their
-    counts. All messages in time slots after that of the first waiting message still wait. The remaining waiting
-    messages are in that message's slot.
+    counts. All messages in time slots after the slot of the first waiting message still wait. The remaining waiting
+    messages are in that slot.
     """
     waiting = DueCounts(precision_bits)
     first_ms = segment.min_deliver_at_ms >> precision_bits << precision_bits

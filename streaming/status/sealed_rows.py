@@ -20,7 +20,7 @@ from streaming.status.waiting_rows import ROW_SCHEMA, Selection, chunk_rows, wai
 
 # A reader of a segment reads one chunk at least, in a row group of about this size.
 _CHUNK_BYTES = 1024 * 1024
-# What a segment costs however small it is, in bytes that are read in the same time.
+# The least cost of a segment, in bytes that are read in the same time.
 _LEAST_READ_BYTES = 16 * 1024
 
 
@@ -30,11 +30,11 @@ class TooMuchToRead(Exception):
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """What a look through the job may read.
+    """Limits of the data that a look through the job may read.
 
     - `sealed_bytes`: the bytes of sealed messages, by estimate
-    - `forwarded_before_ms`: before when all is due (epoch ms) that forwarders have taken so far. A look from there on,
-      and behind the cutoff, reads no log
+    - `forwarded_before_ms`: all messages that forwarders have taken so far are due before this (epoch ms). A look that
+      begins there or later, and behind the cutoff, does not read the logs
     """
 
     sealed_bytes: int
@@ -43,9 +43,9 @@ class ReadLimits:
 
 @dataclass(frozen=True)
 class SealedRows:
-    """What waits in buckets of a table at `version`: those up to `last_bucket` that fulfil `condition` (SQL).
+    """Waiting messages in the buckets of a table at `version`, up to `last_bucket`, that fulfil `condition` (SQL).
 
-    What is due before `from_ms` (epoch ms) does not wait there.
+    Messages due before `from_ms` (epoch ms) do not wait there.
     """
 
     store: BucketTable
@@ -60,7 +60,7 @@ class SealedRows:
         first_ms = max(selection.from_ms, self.from_ms)
         segments = self._metadata(first_ms, selection.until_ms).where(f"deliver_at_ms >= {first_ms}")
         left = count
-        # As many segments have as many messages.
+        # Each segment has at least one message, so `count` segments suffice.
         for row in segments.orderBy("max_deliver_at_ms").limit(count).select("max_deliver_at_ms", "count").collect():
             left -= row["count"]
             if left <= 0:

@@ -75,9 +75,9 @@ class Wanted:
     """Which chunks of a shard may have a message that a look shows."""
 
     def __init__(self, selection: Selection, at_least: int | None) -> None:
-        """Take which messages are wanted, and how many of them, the first by due time; None: all."""
+        """Take the selection of wanted messages, and how many of them, the first by due time; None: all."""
         self._selection, self._at_least = selection, at_least
-        # Of the messages that are found so far, the first ones.
+        # The due times of the first messages found so far.
         self._dues_ms = np.zeros(0, dtype=np.int64)
 
     def may_be_in(self, summary: ChunkSummary) -> bool:
@@ -95,7 +95,7 @@ class Wanted:
 
 
 def in_turn(iterators: Iterator[Iterator[T]], most: int) -> Iterator[T]:
-    """Yield what `iterators` yield: `most` of them are asked at once, each in a thread, for one element at a time."""
+    """Yield the elements of `iterators`. Asks `most` of them at once, each in a thread, for one element at a time."""
     with ThreadPoolExecutor(most) as threads:
         running = list(islice(iterators, most))
         while running:

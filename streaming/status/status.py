@@ -17,7 +17,7 @@ from streaming.status.ready import ReadyShard
 
 @dataclass(frozen=True)
 class ShardStatus:
-    """What waits in one shard. Merged buckets belong to no shard."""
+    """The messages that wait in one shard. Merged buckets do not belong to a shard."""
 
     shard: int
     ready: int
@@ -57,7 +57,7 @@ class Status:
 
 
 def shard_statuses(waiting: Iterable[WaitingInShard], ready: Iterable[ReadyShard]) -> list[ShardStatus]:
-    """Return what waits in each shard, with what is handed over and not released."""
+    """Return the waiting messages in each shard, including staged messages that are not released."""
     ready_of = {shard.shard: shard.dues_ms for shard in ready}
     statuses = []
     for own in waiting:
@@ -73,7 +73,7 @@ def first_of(*instants_ms: int | None) -> int | None:
 
 
 def histogram_of(ready: Iterable[ReadyShard], now_ms: int) -> DueHistogram:
-    """Return a histogram with a border at each end of `SPANS_MS`, counting what is handed over and not released."""
+    """Return a histogram with a border at each end of `SPANS_MS`, counting staged messages that are not released."""
     histogram = DueHistogram(now_ms + span_ms for span_ms in SPANS_MS.values())
     for shard in ready:
         histogram.add_instants(shard.dues_ms)

@@ -65,7 +65,7 @@ def consistent_versions(checkpoint: Checkpoint, store: BucketTable) -> tuple[int
     """Return the last committed batch, and a version that the table had while that batch was the last.
 
     An earlier version may lack a bucket of that batch. In a later version, its bucket may be merged with buckets of
-    later batches. Either value is None if there is no batch or no table yet.
+    later batches. Either value is None if the batch or the table does not exist yet.
     """
     if not store.exists():
         return checkpoint.last_committed(), None

@@ -46,7 +46,7 @@ _SHOWN_HEADERS = 50
 
 @dataclass(frozen=True)
 class Selection:
-    """Which messages, and how much of each: all conditions hold, and None is no condition.
+    """A selection of messages, and how much of each. All conditions hold; None means no condition.
 
     - `from_ms`, `until_ms`: due in [from_ms, until_ms), epoch ms
     - `ids`: only these messages

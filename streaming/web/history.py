@@ -1,4 +1,4 @@
-"""What the page samples from the running job every few seconds, for charts over the last hour."""
+"""Samples of the running job, taken every few seconds, for the page's charts of the last hour."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from streaming.status.status import Status
 log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
-# Of one core. What is handed over and not released is read each time, which may be much.
+# The share of one core. Each sample reads all messages that are staged and not released, which may be many.
 _MOST_CPU = 0.01
 _KEPT = 720
 
 
 class History:
-    """Samples in a thread until it is closed; keeps those of the last hour. A context manager."""
+    """Samples the job in a thread until closed, and keeps the samples of the last hour. A context manager."""
 
     def __init__(self, settings: Settings, every_s: float = _EVERY_S, most_cpu: float = _MOST_CPU) -> None:
         """Take a sample every `every_s`, or less often if that takes more than `most_cpu` of a core."""
@@ -46,7 +46,7 @@ class History:
     def now(self, since_ms: int) -> dict[str, Any]:
         """Return the newest status and its figures, samples after `since_ms`, and recent problems.
 
-        The status is null, and there are no figures, if the job does not answer.
+        If the job does not answer, the status is null and the list of figures is empty.
         """
         with self._lock:
             samples = [asdict(sample) for sample in self._samples if sample.at_ms > since_ms]

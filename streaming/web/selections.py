@@ -42,7 +42,7 @@ class Messages:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._reader = LookReader(settings)
-        # Of the selections alone, so that nobody waits for a look.
+        # Guards only the selections, so that nobody waits for a look.
         self._kept_lock = threading.Lock()
         self._selections: OrderedDict[str, Selection] = OrderedDict()
 
@@ -69,7 +69,7 @@ class Messages:
         return selection
 
     def take(self, token: str) -> Selection:
-        """Return a selection, which nobody else gets then. Raises UsageError if there is none, or no longer."""
+        """Remove a selection and return it. Raises UsageError if it is unknown or has expired."""
         with self._kept_lock:
             selection = self._selections.pop(token, None)
         if selection is None or time.monotonic() - selection.taken_s > _KEPT_S:

@@ -1,8 +1,8 @@
 """The page's server: its routes, and who may use which.
 
 - Everybody who reaches the address sees the counts and charts.
-- Messages and actions need the token of `web.token`. Without one there are no actions, and messages are shown to a
-  browser on the same host alone.
+- Messages and actions need the token of `web.token`. If it is not set, actions are disabled, and messages are shown
+  only to a browser on the same host.
 
 The token comes in a header that a browser never adds by itself, so that no other site's page can act (no cookies).
 """
