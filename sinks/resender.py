@@ -49,7 +49,7 @@ class Resender:
     def __init__(self, settings: Settings, limits: Mapping[str, TopicLimits]) -> None:
         """Connect, and fence the previous producer. Raises PublishFailed if the broker refuses.
 
-        `limits` are those of each input topic.
+        `limits` has the limits of each input topic.
         """
         self._timeout_s = settings.release.transaction_timeout / 1000
         self._topic = settings.topics.dead_letter

@@ -74,7 +74,7 @@ class BucketTable(DeltaStore):
             # An earlier holder of the lease, paused during a takeover between its check and its commit, has sealed
             # the batch. A batch seals the same rows in every process, and Delta now skips this append.
             self.append_rows(ordered, written)
-        # Delta skips without a word. If this batch is the writer's newest one, its rows are in the table.
+        # Delta skips silently. If this batch is the writer's newest one, its rows are in the table.
         if newest_version(self.log, writer_id) > batch_id:
             raise ApplicationHeld(
                 f"another process took over from checkpoint {writer_id} while batch {batch_id} was being "
@@ -92,8 +92,8 @@ class BucketTable(DeltaStore):
     def counted_by_topic(self, topics: Iterable[str], from_ms: int) -> list[Row]:
         """Return how many messages of each of `topics` are due in spans that reach to `from_ms` (epoch ms) or later.
 
-        The columns are topic, count, deliver_at_ms and max_deliver_at_ms: the bounds of a span. It has time slots of
-        the index, of all segments, and is about a tenth as long as the time until it begins. Reads metadata alone, and
+        The columns are topic, count, deliver_at_ms and max_deliver_at_ms: the bounds of a span. A span joins time slots
+        of the index, of all segments. It is about a tenth as long as the time until it begins. Reads only metadata, and
         no offsets.
         """
         entries = "arrays_zip(index_entries.topic, index_entries.tick_ms, index_entries.count)"
@@ -115,10 +115,10 @@ class BucketTable(DeltaStore):
         return slots.groupBy("topic", span).agg(*map(F.expr, sums)).select("topic", "count", *_DUES).collect()
 
     def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int | None = None) -> pa.Table:
-        """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as a table of `LOCATED_SCHEMA`.
+        """Return where the `ids` that wait in a bucket before `before_bucket` lie, as a table of `LOCATED_SCHEMA`.
 
-        Reads metadata alone, of the segments that have messages due at `from_ms` (epoch ms) or later, once for all ids.
-        Of a message that is due before, a row may be there or not.
+        Reads only metadata, once for all ids: of the segments with messages due at `from_ms` (epoch ms) or later. A
+        message that is due earlier may have a row or not.
         """
         sources = [f"{topic}/{partition}" for topic, partition in ids]
         entries = F.filter(
@@ -140,7 +140,7 @@ class BucketTable(DeltaStore):
     def metadata_partitions(self, version: int) -> set[str]:
         """Return the Delta partitions that have the metadata of live parts at `version`. Reads no file.
 
-        What is in one of them never changes.
+        The content of such a partition never changes.
         """
         partitions = partitions_of(self.all_rows(version))
         of_metadata = filter(is_metadata, partitions)
@@ -187,9 +187,9 @@ class BucketTable(DeltaStore):
         return rows.select(*_CHUNK_COLUMNS)
 
     def chunks_at(self, places: pa.Table, version: int) -> DataFrame:
-        """Return the chunks at `version` that may hold the messages at some `places` (`LOCATED_SCHEMA`): one at least.
+        """Return the chunks at `version` that may hold the messages at `places` (`LOCATED_SCHEMA`, at least one row).
 
-        The columns are those of `chunks`.
+        They have the columns of `chunks`.
         """
         spans, buckets = spans_of(places), places.column("bucket").unique().to_pylist()
         parts = map(part_of, places.column("part").unique().to_pylist())
@@ -206,8 +206,8 @@ class BucketTable(DeltaStore):
     def files(self) -> list[Row]:
         """Return the files with rows of live parts, as this process saw the table last: path, part, and stats.
 
-        The path is below `self.path`, and `part` is the Delta partition. The stats are those of Delta's log: JSON with
-        numRecords, and minValues and maxValues by column.
+        The path is relative to `self.path`, and `part` is the Delta partition. The stats come from Delta's log: JSON
+        with numRecords, and with minValues and maxValues by column.
         """
         files = DataFrame(self.log.unsafeVolatileSnapshot().allFiles().toDF(), self.spark)
         files = files.selectExpr("path", "partitionValues['part'] AS part", "stats")
@@ -232,12 +232,12 @@ class BucketTable(DeltaStore):
     ) -> DataFrame | None:
         """Return the chunks with ids of cancelled messages that may be due in [start_ms, end_ms), epoch ms.
 
-        Messages in buckets from `from_bucket` on, at `version`. Ids that batches after the one of `until_bucket`
-        cancelled may be there or not. The columns are those of `chunks`. None if no batch from that of `from_bucket` on
-        has cancelled anything.
+        Covers the messages in buckets from `from_bucket` on, at `version`. Ids that were cancelled by batches after
+        `until_bucket` may be included or not. The chunks have the columns of `chunks`. Returns None if no batch since
+        `from_bucket` has cancelled anything.
         """
         kind = IdRows.CANCELLED
-        # A Delta partition has no id that a later batch than that in its name has cancelled.
+        # A Delta partition has no ids that were cancelled by a batch later than the one in its name.
         rows = self.all_rows(version).where(kind.condition).where(f"part >= '{kind.partition(from_bucket)}'")
         if not rows.inputFiles():
             return None
@@ -245,16 +245,16 @@ class BucketTable(DeltaStore):
         return rows.select(*_CHUNK_COLUMNS)
 
     def ids(self, kind: IdRows) -> DataFrame | None:
-        """Return the ids of a `kind` (`ID_ROW_SCHEMA`). None if there are none."""
+        """Return the ids of a `kind` (`ID_ROW_SCHEMA`), or None if the table has no such ids."""
         if not self._has_ids(kind):
             return None
         rows = self.all_rows().where(kind.condition).select(*STORED_IDS)
         return rows.mapInArrow(unpacked_ids, from_arrow_schema(ID_ROW_SCHEMA))
 
     def ids_before(self, kind: IdRows, bucket: int) -> Iterator[pa.Table]:
-        """Yield the ids of a `kind` that batches before that of `bucket` have stored, as tables of `ID_ROW_SCHEMA`.
+        """Yield the ids of a `kind` that batches before `bucket` have stored, as tables of `ID_ROW_SCHEMA`.
 
-        They are never all in memory, nor one by one in that of the JVM.
+        They are never all in memory at once. The JVM never holds them one by one.
         """
         if not self._has_ids(kind):
             return

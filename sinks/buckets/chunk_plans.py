@@ -33,8 +33,8 @@ def in_slices(
 ) -> DataFrame:
     """Return what `function` makes of the chunks for each of `ranges` of due time, epoch ms: each in a task of its own.
 
-    There is one range at least. `function` takes the range, and returns a function for `mapInArrow`, whose output has
-    the `schema`.
+    `ranges` has at least one range. `function` takes a range, and returns a function for `mapInArrow` that yields
+    batches of the `schema`.
     """
     slices = (
         in_one_task(due_between(chunks, *each), due_between(cancelled, *each)).mapInArrow(function(*each), schema)
@@ -44,5 +44,5 @@ def in_slices(
 
 
 def due_between(chunks: DataFrame, start_ms: int, end_ms: int) -> DataFrame:
-    """Return those of some chunks that may have a message due in [start_ms, end_ms), epoch ms."""
+    """Return the chunks that may have a message due in [start_ms, end_ms), epoch ms."""
     return chunks.where(f"deliver_at_ms < {end_ms} AND max_deliver_at_ms >= {start_ms}")

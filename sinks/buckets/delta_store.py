@@ -26,8 +26,8 @@ _PROPERTIES = {
     # A log checkpoint costs about two appends; with the default of 10, each tenth batch would be late.
     "delta.checkpointInterval": "50",
     # Only the job and `status` read the table, and both read its newest version. Each commit lists the whole log, which
-    # would grow for days: Delta cleans it in the commit that writes a log checkpoint, and only whole days, so that the
-    # first seal after midnight would delete all of them. `clean_log` does it beside the batches.
+    # would grow for days. Delta cleans it in the commit that writes a log checkpoint, and only whole days, so the first
+    # seal after midnight would delete a day of entries. `clean_log` deletes them while batches go on.
     "delta.logRetentionDuration": "interval 1 hour",
     "delta.enableExpiredLogCleanup": "false",
     "delta.deletedFileRetentionDuration": "interval 1 hour",
@@ -111,8 +111,8 @@ class DeltaStore:
     def check_log(self) -> None:
         """Raise BucketUnreadable if the newest entry of the table's log is lost.
 
-        Delta would take such a table for an older version; it detects the loss of any other entry itself. The checksum
-        file that Delta writes beside each entry shows the loss.
+        Delta would take such a table for an older version. It detects the loss of any other entry itself. The checksum
+        file that Delta writes next to each entry reveals the loss.
         """
         entry = f"{self.path}/_delta_log/{self.version() + 1:020d}"
         jvm: Any = self.spark.sparkContext._jvm
@@ -148,7 +148,7 @@ class DeltaStore:
         return newest_batch(newest_version(self.log, writer_id))
 
     def fence(self, writer_id: str) -> None:
-        """Let `writer_id` append nothing any more, for good.
+        """Prevent `writer_id` from appending anything again.
 
         Call it before the metadata is read: a process of the writer may be paused between its check of the lease and
         its commit, and would append what this process finds missing.
@@ -161,21 +161,21 @@ class DeltaStore:
         return is_fence(newest_version(self.log, writer_id))
 
     def delta_partitions(self) -> set[str]:
-        """Return all Delta partitions of the table, those of abandoned merges too. Reads no file."""
+        """Return all Delta partitions of the table, including the partitions of abandoned merges. Reads no file."""
         return partitions_of(self.all_rows())
 
     def size(self) -> tuple[int, int] | None:
         """Return how many bytes and files the table has, as this process saw it last; None if Delta has not counted.
 
-        The files of merges that are not finished count, and those that no version since the last vacuum names do not.
-        No file is read: Delta writes these numbers beside each commit.
+        Files of unfinished merges are counted. Files that no version since the last vacuum names are not. No file is
+        read, since Delta writes these numbers next to each commit.
         """
         snapshot = self.log.unsafeVolatileSnapshot()
         size, files = snapshot.sizeInBytesIfKnown(), snapshot.numOfFilesIfKnown()
         return (int(size.get()), int(files.get())) if size.isDefined() and files.isDefined() else None
 
     def all_rows(self, version: int | None = None) -> DataFrame:
-        """Return all rows of the table, now or at `version`, those of merges that are not finished too."""
+        """Return all rows of the table, now or at `version`, including the rows of unfinished merges."""
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 

@@ -20,9 +20,9 @@ _BY_AGE = ("bucket", "partition", "offset", "deliver_at_ms")
 
 
 def join_ids(store: BucketTable, kind: IdRows, buckets: Iterable[int], forget: Forgettable) -> None:
-    """Join several Delta partitions with ids of a `kind` in that of the last one, without those to `forget`.
+    """Join several Delta partitions with ids of a `kind` in the last one, without the ids to `forget`.
 
-    Not names, of which later ones replace earlier ones.
+    Names are joined by `join_names`, since later names replace earlier ones.
     """
     numbers = sorted(buckets)
     partitions = [kind.partition(number) for number in numbers]
@@ -33,10 +33,10 @@ def join_ids(store: BucketTable, kind: IdRows, buckets: Iterable[int], forget: F
 
 
 def join_names(store: BucketTable, buckets: Iterable[int], due_before_ms: int) -> None:
-    """Join several Delta partitions with names in that of the last one. Of each name, only the newest row stays.
+    """Join several Delta partitions with names in the last one. Only the newest row of each name is kept.
 
-    It stays for as long as any row of the name among them would, and goes if that is over since `due_before_ms`, epoch
-    ms.
+    The row is kept for as long as any joined row of the name would be. It is dropped if that time ended before
+    `due_before_ms` (epoch ms).
     """
     numbers = sorted(buckets)
     partitions = [IdRows.NAMED.partition(number) for number in numbers]
@@ -53,10 +53,10 @@ def _rows_of(store: BucketTable, partitions: Iterable[str]) -> DataFrame:
 
 
 def _newest(names: DataFrame) -> DataFrame:
-    """Return the newest row of each name, which is of use as long as any other one.
+    """Return the newest row of each name, to be kept as long as any other row of the name.
 
-    A row of an occurrence is of use until that is due. The first row of its message may be so for longer: as long as
-    that of the message before, which may be in an older partition.
+    The row of an occurrence is needed until the occurrence is due. The first row of its message may be needed for
+    longer: as long as the row of the message before, which may be in an older partition.
     """
     by_name = Window.partitionBy("name")
     by_age = by_name.orderBy(*(F.col(name).desc() for name in _BY_AGE))

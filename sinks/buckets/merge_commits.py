@@ -1,4 +1,4 @@
-"""The commits of merges: slices of a merged bucket that nobody reads yet, and the one that makes it live."""
+"""The commits of merges: slices of a merged bucket that are not read yet, and the commit that makes it live."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _MERGE_NUMBERS = 1 << 24
 def merge_token(store: BucketTable, fencing_token: int) -> int:
     """Return the token for the merges of a process whose lease has `fencing_token`.
 
-    It is the same, unless the lease topic was made anew, which begins to count again: then it is the next one.
+    It is `fencing_token` itself, unless the lease topic was recreated and counts from 1 again. In that case it is the
+    token after the newest one in the table.
     """
     newest = store.newest_of(_MERGES)
     return fencing_token if newest is None else max(fencing_token, newest // _MERGE_NUMBERS + 1)
@@ -47,8 +48,8 @@ def append_part(store: BucketTable, rows: DataFrame) -> None:
 def commit_merge(store: BucketTable, name: MergeName, replaced: Iterable[str], number: int) -> None:
     """Make the parts of the merged bucket `name` live, and remove the parts `replaced`, in one commit.
 
-    Reads no row. `number` counts the finished merges of this process from 1, and no call may begin before that of
-    the number before has ended: Delta would take one of the two for that of an earlier process. Raises
+    Reads no row. `number` counts the finished merges of this process from 1. No call may begin before the call with
+    the previous number has ended: Delta would take one of the two for a merge of an earlier process. Raises
     ApplicationHeld if another process has taken over.
     """
     parts = set(replaced)
@@ -62,7 +63,7 @@ def commit_merge(store: BucketTable, name: MergeName, replaced: Iterable[str], n
 
 
 def fences_merges(entry: str, token: int) -> bool:
-    """Return whether an entry of the table's log is that of `fence_merges` with `token`."""
+    """Return whether an entry of the table's log was written by `fence_merges` with `token`."""
     fence = _merge_version(token, 0)
     writers = (json.loads(line).get("txn", {}) for line in entry.split("\n") if line)
     return any(each.get("appId") == fence.writer and each["version"] == fence.version for each in writers)

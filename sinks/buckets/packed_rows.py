@@ -1,7 +1,7 @@
 """Arrow tables that travel from Spark's tasks to the driver as rows of one binary column.
 
-The JVM copies such a row whole. Of a row for each id it would convert each value twice, which takes ten times as long
-as to find the ids.
+The JVM copies such a row as a whole. With a row for each id it would convert each value twice, which takes ten times as
+long as finding the ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 50_000, 8 * 1024 * 1024
 
 
 def packed(rows: DataFrame, function: ArrowFunction = iter) -> DataFrame:
-    """Return what `function` (that of `mapInArrow`) makes of `rows`, packed for `unpacked`."""
+    """Return the output of `function` (a function for `mapInArrow`) over `rows`, packed for `unpacked`."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in function(batches):

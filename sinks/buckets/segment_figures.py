@@ -1,4 +1,4 @@
-"""What reports and a rebuild read of the metadata of segments: how many messages are due when, and ids."""
+"""Figures from the metadata of segments, for reports and a rebuild: how many messages are due when, and their ids."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The versions that writers have in the table: the newest batch of each, and the fence behind which it writes no more.
 
-A commit to Delta can name its writer and a version (`SetTransaction`). Delta skips a write whose version is not above
-the writer's newest one, and refuses a write that began before that one was committed.
+A commit to Delta can name its writer and a version (`SetTransaction`). Delta skips a write if its version is not above
+the writer's newest one. It refuses a write that began before that newest version was committed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def newest_batch(version: int) -> int | None:
 
 
 def is_fence(version: int) -> bool:
-    """Return whether a version is that of a fence."""
+    """Return whether `version` belongs to a fence."""
     return version >= _FENCE
 
 

@@ -1,4 +1,4 @@
-"""The consumer groups between whose members Kafka divides the work: shards, or lanes.
+"""The consumer groups that divide the work, shards or lanes, between their members.
 
 A group decides who should do a part of the work; fencing decides who can. This package knows the membership, and
 nothing of the work.

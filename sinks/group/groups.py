@@ -9,7 +9,7 @@ from conf.settings import Settings
 
 @dataclass(frozen=True)
 class Group:
-    """A consumer group between whose members Kafka divides the partitions of a topic: each is a part of the work.
+    """A consumer group. Kafka divides the partitions of a topic between its members: each is a part of the work.
 
     - `process`, `parts`: what a member and the parts of the work are called
     - `command`: starts a member on its own
@@ -32,6 +32,7 @@ def release_group(settings: Settings) -> Group:
 def forward_group(settings: Settings) -> Group:
     """Return the group of the forwarders: each partition of the near topic, which has one for each shard, is a lane.
 
-    Not of the claims topic: its first partition is no lane, and one of two members might have that alone.
+    The group does not use the claims topic. The first partition of that topic is not a lane, and a member could be
+    assigned that partition alone.
     """
     return Group(f"{settings.application_id}-forward", settings.near_topic, "forwarder", "lanes", "delayline forward")

@@ -34,7 +34,7 @@ class GroupMember:
     - `numbers`: the shards or lanes that the group assigns to this process
     - `is_lost`: whether it has lost them in an outage; it has them again afterwards, unless others took them
     - `refusals`: what keeps it out of its group
-    - `strangers`: the numbers that other members have which are no processes of Delayline, by their names
+    - `strangers`: the numbers assigned to members that are not processes of Delayline, by the names of these members
     - `polled_s`: when the process last asked its group, by the monotonic clock
     """
 
@@ -160,7 +160,7 @@ class GroupMember:
         log.info("group revoked %s %s from %s", self._group.parts, sorted(gone), self.name)
 
     def _look_for_strangers(self) -> None:
-        """Look now and then whether Kafka has assigned parts to a consumer that is no process of ours, and warn."""
+        """Check from time to time whether Kafka has assigned parts to a foreign consumer, and warn."""
         if time.monotonic() - self._strangers_s < _STRANGERS_EVERY_S:
             return
         self._strangers_s = time.monotonic()

@@ -18,7 +18,7 @@ _TIMEOUT_S = 10.0
 class Member:
     """A member of a group: its name, its host, and the numbers of the shards or lanes that it has.
 
-    `is_stranger` says that it is no process of Delayline: one of these is a static member under its client's id.
+    `is_stranger` says that it is not a process of Delayline. Such a process is a static member under its client's id.
     """
 
     name: str
@@ -44,7 +44,7 @@ def members(options: Mapping[str, str], group: Group) -> list[Member]:
 
 
 def strangers(options: Mapping[str, str], group: Group) -> dict[str, list[int]]:
-    """Return what each member of `group` has that is no process of Delayline, by its name and host.
+    """Return the numbers assigned to members of `group` that are not processes of Delayline, by name and host.
 
     Raises KafkaException.
     """

@@ -1,6 +1,6 @@
-"""What keeps a process out of its consumer group.
+"""The errors that keep a process out of its consumer group.
 
-A client that its group refuses tries again every few seconds, without end and without a word.
+A client that its group refuses retries every few seconds, forever and silently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sinks.group.groups import Group
 
 log = logging.getLogger(__name__)
 
-# The least that a broker allows by default. What a process had that dies for good is worked on so much later.
+# The least that a broker allows by default. The parts of a process that dies wait this long for their next owner.
 SESSION_MS = 6_000
 # Longer than a process that has died counts as a member, and several tries to join.
 REFUSED_LIMIT_S = 20.0
@@ -50,7 +50,7 @@ class Refusals:
 
     @property
     def sentence(self) -> str | None:
-        """What keeps the process out now, or None."""
+        """The error that keeps the process out now, or None."""
         return self._sentence if self._clock_s() < self._last_s + _GAP_S else None
 
     def note(self, error: KafkaError) -> None:

@@ -47,7 +47,7 @@ def read_lease(options: Mapping[str, str], topic: str, after_fencing: bool = Fal
 
 
 def refuse_others(options: Mapping[str, str], topic: str, fencing_token: int) -> None:
-    """Raise ApplicationHeld if a later holder than that of `fencing_token` has taken the lease."""
+    """Raise ApplicationHeld if a later holder than the one with `fencing_token` has taken the lease."""
     newest = read_lease(options, topic)
     if newest is not None and newest.fencing_token > fencing_token:
         raise _held_by(newest)

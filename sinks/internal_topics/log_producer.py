@@ -1,7 +1,7 @@
-"""A transactional producer of records of the service's own topics, all of a transaction or none.
+"""A transactional producer for the service's own topics: all records of a transaction are committed, or none.
 
-The ready log and the lanes have one each for a shard or a lane. A producer with the same transactional id fences every
-earlier one, so that of a dead or paused process and its successor only the successor can commit.
+The ready log has one for each shard, and each lane has one. A producer with the same transactional id fences every
+earlier one. So the producer of a dead or paused process cannot commit after its successor has begun.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_SOME_TOPIC = _NO_TOPIC | {
 
 
 class ProducerFenced(Exception):
-    """Another producer has fenced this one: its transaction was too young for the broker to do it."""
+    """Another producer has fenced this one: the transaction was too young for the broker to fence it."""
 
 
 class LogRecord(NamedTuple):
@@ -67,17 +67,17 @@ class _Reports:
         """Store a record's failure, or the broker's stamp on it, if it has one; for the producer's `on_delivery`."""
         if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
             self.stamp_ms = message.timestamp()[1]
-        # What follows the first failure is its consequence.
+        # Later failures are consequences of the first one.
         if error is not None and self.failure is None and error.code() not in _CONSEQUENCES:
             self.failure = KafkaError(error.code(), f"{message.topic()}/{message.partition()}: {error.str()}")
 
 
 class LogProducer:
-    """A producer that is known by its transactional id, and writes to `topics` alone.
+    """A producer that is known by its transactional id, and writes only to `topics`.
 
     After any error it must be replaced by a new one, which ends the open transaction. The same holds if `is_spent`: the
     last commit may have been sent twice (`conf.kafka.repeated_commit`). `is_fenced` says that another producer has
-    fenced it: a new one would fence that.
+    fenced it. A new one would fence that producer.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LogProducer:
     ) -> None:
         """Prepare the producer: see `open`.
 
-        `options` are librdkafka's, over which those of `own` have priority. A transaction may be open for `timeout_ms`.
+        `options` are librdkafka's; `own` options take precedence. A transaction may be open for `timeout_ms`.
         """
         self.is_spent = self.is_fenced = False
         self._id = transactional_id
@@ -117,7 +117,7 @@ class LogProducer:
 
     @property
     def stamp_ms(self) -> int | None:
-        """The broker's stamp on its newest record with one (epoch ms), committed or not; None if there is none."""
+        """The broker's stamp on the newest record that has one (epoch ms), committed or not; None without a stamp."""
         return self._reports.stamp_ms
 
     def open(self) -> None:
@@ -187,7 +187,7 @@ class LogProducer:
                 self._producer.poll(0)
                 self._check()
                 error = problem.args[0]
-                # Not told yet of an earlier one, and the client's own text names no topic.
+                # No earlier error was reported yet, and the client's own text names no topic.
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
                     raise KafkaException(KafkaError(error.code(), f"{topic}/{partition}: {error.str()}")) from problem
                 raise

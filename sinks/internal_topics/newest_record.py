@@ -24,7 +24,7 @@ NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTIT
 
 
 def newest_value(options: Mapping[str, str], topic: str, partition: int, after_fencing: bool = False) -> bytes | None:
-    """Return the value of the last committed record of `topic`/`partition`, or None if there is none.
+    """Return the value of the last committed record of `topic`/`partition`, or None without such a record.
 
     Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
     `options` are librdkafka's. `after_fencing` says that all earlier writers are fenced, so that no transaction is

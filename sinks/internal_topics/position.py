@@ -1,8 +1,8 @@
 """The position topic: how far the release of each shard has come.
 
 It is an internal, compacted topic with one partition for each shard. A position is written in the same transaction as
-the messages that it counts as released. It has a topic of its own, apart from the markers of the hand-over: what a
-killed hand-over left open there would hide the position from the next release process until it times out.
+the messages that it counts as released. Positions are not in the topic of the staging markers. A killed writer may
+leave a transaction open there, which would hide the position from the next release process until it times out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Lateness:
 
 
 class Log(StrEnum):
-    """The two logs of a shard: batches hand over to the ready log, forwarders to the near log."""
+    """The two logs of a shard: batches stage messages in the ready log, forwarders in the near log."""
 
     READY = "ready"
     NEAR = "near"
@@ -59,7 +59,7 @@ class LogPosition:
     """How far one of the logs is taken in.
 
     - `topic_id`: Kafka's id of its topic, since a topic of the same name may be another one
-    - `taken_in`: the offset after the last record whose messages were considered
+    - `taken_in`: the offset after the last record that was taken in
     - `lowest`: the lowest offset that still holds a message that is not released: reading begins here
     """
 
@@ -70,7 +70,7 @@ class LogPosition:
 
 @dataclass(frozen=True, config=STORED)
 class Ahead:
-    """What a clock that was ahead has released: what comes before `below`, and lies in a log below its offset."""
+    """The messages released by a clock that was ahead: in order before `below`, and in a log below its offset."""
 
     ready: int
     near: int
@@ -83,17 +83,17 @@ class Ahead:
 
 @dataclass(frozen=True, config=STORED)
 class Position:
-    """How far a shard is released. Its bounds only grow, but that `below` goes back with the clock (`set_back`).
+    """How far a shard is released. Its bounds only grow, except that `below` goes back with the clock (`set_back`).
 
-    Released is exactly what lies in a log below the offset `taken_in` of that log and comes before `below` in delivery
-    order, and what is so by one of `ahead`.
+    A message is released if its offset is below `taken_in` of its log and it comes before `below` in delivery order. It
+    is also released if both hold for one of `ahead`. No other message is.
 
     - `ready`, `near`: how far each log is taken in
     - `below`: the first order key that is not released; None if nothing is
-    - `ahead`: what was released before the clock was set back, as long as it is more than by `below`
+    - `ahead`: the messages released before the clock was set back, while they are more than `below` says
     - `skipped`: the records in a log at or above its `lowest` that cannot be read, and count as released
     - `released`: how many messages were released, or taken out since they were cancelled, in all
-    - `forwarded`: how many messages were taken in from the near log: nobody else counts what is handed over there
+    - `forwarded`: how many messages were taken in from the near log. No one else counts the messages staged there
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
     """
 
@@ -113,27 +113,27 @@ class Position:
         return self.ready if log is Log.READY else self.near
 
     def with_log(self, log: Log, own: LogPosition) -> Position:
-        """Return the position with another one of `log`."""
+        """Return the position with `own` as the position of `log`."""
         return replace(self, ready=own) if log is Log.READY else replace(self, near=own)
 
     def taken_in_to(self, log: Log, offset: int) -> Position:
-        """Return the position after all of `log` below `offset` was considered."""
+        """Return the position after all records of `log` below `offset` were taken in."""
         return self.with_log(log, replace(self.of(log), taken_in=offset))
 
     def below_at(self, place: Place) -> OrderKey | None:
-        """Return before which order key the messages at `place` are released; None if none are."""
+        """Return the order key below which the messages at `place` are released, or None if no messages are."""
         if place.offset >= self.of(place.log).taken_in:
             return None
         passed = [each.below for each in self.ahead if place.offset < each.taken_in(place.log)]
         return max(passed if self.below is None else [*passed, self.below], default=None)
 
     def left_of(self, place: Place, messages: pa.Table) -> pa.Table:
-        """Return what is not released of `messages`, in delivery order, which are at `place`."""
+        """Return the `messages` at `place` that are not released. They are in delivery order."""
         below = self.below_at(place)
         return messages if below is None else messages.slice(count_before(messages, below))
 
     def set_back(self) -> Position:
-        """Return the position after the clock was set back: what comes from now on may be due before `below`."""
+        """Return the position after the clock was set back: messages from now on may be due before `below`."""
         if self.below is None:
             return self
         passed = Ahead(self.ready.taken_in, self.near.taken_in, self.below)
@@ -152,7 +152,7 @@ class Position:
         return replace(self.with_log(log, own), ahead=tuple(ahead), skipped=skipped)
 
     def moved(self, below: OrderKey | None, released: int, lowest: Mapping[Log, int]) -> Position:
-        """Return the position with these values, without what says nothing more of `ahead` and `skipped`."""
+        """Return the position with these values, without the parts of `ahead` and `skipped` that no longer matter."""
         ahead = (
             each
             for each in self.ahead
@@ -166,12 +166,12 @@ class Position:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """What a position counts: it never goes back."""
+        """The counters of the position, which never decrease."""
         return self.released, self.ready.taken_in, self.near.taken_in
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """What differs from each position of the shard to the next: what it counts, and `below`."""
+        """The values that tell two successive positions of the shard apart: the counters, and `below`."""
         return *self.counts, self.below
 
     def to_bytes(self) -> bytes:

@@ -1,7 +1,7 @@
-"""The progress topic: markers of how far each shard is handed over.
+"""The progress topic: markers of how far the messages of each shard are staged.
 
 It is an internal, compacted topic with one partition for each shard. A marker is written in the same transaction as
-the messages whose hand-over it records. Consumer group offsets would do as well, but expire while a job is stopped.
+the staged messages that it counts. Consumer group offsets would do as well, but they expire while a job is stopped.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _write_markers(
     marker_after: Callable[[Progress | None], Progress | None],
     check_lease: Callable[[], None],
 ) -> None:
-    """Write what `marker_after` gives for the last marker of each of `shards`, and nothing where it gives None."""
+    """Write the result of `marker_after` for the last marker of each of `shards`, or nothing if the result is None."""
     topic = settings.progress_topic
     own = NO_SIZE_LIMIT | {
         "transactional.id": transactional_id(settings.application_id, "origin"),
@@ -76,8 +76,8 @@ def _write_markers(
     producer = Producer({**options, **own}, logger=client_log(log))
     try:
         init_transactions(producer, own["transactional.id"], _WRITE_TIMEOUT_S)
-        # Only now: this process may have hung until here, while another one announced its checkpoint and handed over.
-        # Who takes the lease after this check announces too, and fences this producer.
+        # Not earlier: this process may have hung until here, while another one announced its checkpoint and staged
+        # messages. A process that takes the lease after this check announces too, and fences this producer.
         check_lease()
         markers = {shard: marker_after(read_progress(options, topic, shard)) for shard in shards}
         producer.begin_transaction()

@@ -1,4 +1,4 @@
-"""What the job itself writes to the recalled topic: from where on it knows messages, and deletions of old records."""
+"""The job's own records in the recalled topic: from where on it knows messages, and deletions of old records."""
 
 from __future__ import annotations
 

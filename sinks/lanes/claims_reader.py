@@ -29,11 +29,11 @@ _TIMEOUT_S = 30.0
 
 
 class ClaimsReader:
-    """Reads the claims that may decide what is `needed`, and what follows. Not safe between threads.
+    """Reads the claims that may decide offsets from `needed` on, and all later claims. Not thread-safe.
 
-    It reads all lanes that there ever were: partitions may have been in other lanes. All claims that are there in any
-    lane come first (`read_there`), since those of a partition's former lane say more of what its present lane has
-    decided. A lane that has claims begins with one that decides nothing at or above `needed`, if it has one.
+    It reads all lanes that there ever were, since partitions may have been in other lanes. The existing claims of all
+    lanes come first (`read_there`): the claims of a partition's former lane add to the decisions of its present lane.
+    A lane that has claims begins with one that decides nothing at or above `needed`, if it has one.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ClaimsReader:
         """
         self._topic = settings.claims_topic
         self._begin = first_offsets(settings, options, needed, topic_ids, epoch)
-        # What has come before an error of a partition, after which `read` goes on.
+        # The claims that came before an error of a partition. `read` continues after them.
         self._read: list[tuple[int, Claim]] = []
         self._options = reader_options(options, self._topic)
         own: dict[str, Any] = {
@@ -82,7 +82,7 @@ class ClaimsReader:
                     continue
                 error, lane = message.error(), _lane(message)
                 if error is None or error.code() != KafkaError._PARTITION_EOF:
-                    # What comes behind the end of a lane, while others are read, is read again from there.
+                    # Records past the end of a lane, while other lanes are read, are read again from that end.
                     if lane not in ends and _is_claim(message):
                         yield lane, claim_in(message)
                 # The first end may lie below: a replica may lag behind.

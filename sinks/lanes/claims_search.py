@@ -1,4 +1,4 @@
-"""Where in each lane the claims begin that may decide what somebody still needs."""
+"""Where the claims that may still be needed begin in each lane."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROBE_BYTES = 4_096
 
 
 def count_lanes(settings: Settings, options: Mapping[str, str]) -> int:
-    """Return for how many lanes the claims topic has a partition: as many as there ever were, or more.
+    """Return for how many lanes the claims topic has partitions: at least for all lanes that there ever were.
 
     Raises TopicMissing, KafkaException.
     """
@@ -76,7 +76,7 @@ def first_offsets(
 def _first_records(
     consumer: Consumer, topic: str, offsets: Mapping[int, int], deadline_s: float
 ) -> dict[int, Message | None]:
-    """Return by lane the first committed record at or above its offset, or None if there is none."""
+    """Return by lane the first committed record at or above its offset, or None without such a record."""
     consumer.assign([TopicPartition(topic, partition_of_lane(lane), offset) for lane, offset in offsets.items()])
     lanes = {partition_of_lane(lane): lane for lane in offsets}
     found: dict[int, Message | None] = {}

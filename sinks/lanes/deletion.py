@@ -1,4 +1,4 @@
-"""Deleting the claims that nobody needs any more."""
+"""Deleting the claims that are no longer needed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def delete_claims(
 ) -> None:
     """Delete the claims of each lane before all that may decide offsets at or above `needed`, but not its newest one.
 
-    `options` are librdkafka's, `topic_ids` the present ids of the topics that somebody still reads. Raises
-    KafkaException, RightMissing, and what `first_offsets` does.
+    `options` are librdkafka's, `topic_ids` the present ids of the topics that are still read. Raises KafkaException,
+    RightMissing, and what `first_offsets` raises.
     """
     topic = settings.claims_topic
     ends = first_offsets(settings, options, needed, topic_ids, epoch)

@@ -35,7 +35,7 @@ def close_lanes(settings: Settings, check_lease: Callable[[], None]) -> dict[int
        From then on, no forwarder that opens a lane takes anything.
     2. Fence the owners of all lanes that there ever were, and read their newest claims.
 
-    No claim follows those of the writers until the lanes are opened.
+    No claims follow the claims of these writers until the lanes are opened.
 
     `check_lease` raises if this process does not hold the lease any more. Raises DeliveryFailed, BrokerUnreachable,
     TopicMissing, RightMissing, CheckpointMismatch, FormatMismatch.

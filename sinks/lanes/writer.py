@@ -20,8 +20,8 @@ from state.lanes import partition_of_lane
 # A dead owner's open transaction hides what follows it in each partition of the near log, until the next owner fences
 # it, or until this time is over. A transaction takes some milliseconds.
 _TRANSACTION_TIMEOUT_MS = 10_000
-# Over what [kafka] has: the producer's timeouts must fit that of its transactions, and nothing is to be gained by
-# waiting for more records.
+# These override [kafka]. The producer's timeouts must fit the transaction timeout, and waiting for more records gains
+# nothing.
 _OWN_OPTIONS = {
     "linger.ms": "0",
     "message.timeout.ms": str(_TRANSACTION_TIMEOUT_MS),
@@ -75,8 +75,8 @@ class LaneWriter:
     ) -> None:
         """Write messages by shard, in chunks in delivery order, and the lane's next claim in one transaction.
 
-        `check_stamp` is called with the broker's stamp on the claim (epoch ms) before the commit. What it raises leaves
-        nothing committed.
+        `check_stamp` is called with the broker's stamp on the claim (epoch ms) before the commit. If it raises, nothing
+        is committed.
 
         Raises LaneTaken, now and each time after; TopicMissing, TopicMismatch or RightMissing for a topic that is gone,
         has too few partitions or may not be written to; KafkaException for other errors.

@@ -20,18 +20,18 @@ from state.kinds import REQUEST, kinds_of
 from state.message import decode_chunk, encode_chunk
 from state.order import OrderKey, key_of
 
-# Of a record: None if a name among them is not UTF-8.
+# The headers of a record: None if a header's name is not UTF-8.
 Headers = Sequence[tuple[str, str | bytes | None]] | Mapping[str, str | bytes | None] | None
 
 _HEADER = "delayline-chunk"
-# Of the requests in a chunk for messages to be due at once, and of these messages if all are as large as they may be.
-# More requests fit into a transaction, which has several chunks.
+# The most requests in a chunk that make messages due at once, and the most bytes of these messages at their largest.
+# A transaction may have more of them, since it has several chunks.
 MOST_DELIVERIES, _DELIVERED_BYTES = 8, 9 * 1024 * 1024
 
 
 @dataclass(frozen=True, config=STORED)
 class ChunkSummary:
-    """What a chunk holds: its first and last order key, how many messages, and their bytes when they are decoded.
+    """The content of a chunk: its first and last order key, the number of messages, and their bytes once decoded.
 
     `batch` is the batch that staged it. `has_requests` says whether some are requests that the release must decide.
     """
@@ -48,7 +48,7 @@ _FORMAT = RecordFormat(TypeAdapter(ChunkSummary), "a chunk in the ready topic", 
 
 
 def chunk_record(messages: pa.Table, batch: int = 0) -> tuple[bytes, RecordHeaders]:
-    """Return value and headers of the record by which `batch` hands over `messages`, at least one, in their order."""
+    """Return value and headers of the record by which `batch` stages `messages`, at least one, in their order."""
     has_requests = bool((kinds_of(messages) == REQUEST).any())
     first, last = key_of(messages), key_of(messages, -1)
     summary = ChunkSummary(batch, first, last, messages.num_rows, messages.nbytes, has_requests)

@@ -1,4 +1,4 @@
-"""Handing over a shard's due messages with its writer: in order, after what is committed, through outages."""
+"""Staging a shard's due messages with its writer: in order, after the committed ones, through outages."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _open_writers: dict[tuple[str, int], ReadyLogWriter] = {}
 
 
 def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
-    """Hand over a shard's messages, in order, and return how many this call committed, and the writer's id.
+    """Stage a shard's messages, in order, and return how many this call committed, and the writer's id.
 
     1. Open a writer, unless this process has the last one.
-    2. Skip what a killed or failed attempt committed.
+    2. Skip the messages that a killed or failed attempt committed.
     3. Write the rest, in one transaction if it is not too much.
 
-    The call waits for brokers that do not answer. It also waits for another attempt of its task that has fenced its
-    writer, as after the driver took its executor for lost, and ends when that one has handed over the same. Raises
+    The call waits for brokers that do not answer. Another attempt of its task may have fenced its writer, such as after
+    the driver took its executor for lost. The call then waits until that attempt has staged the same messages. Raises
     DeliveryFailed if a transaction cannot be completed, BrokerUnreachable after `plan.outage_limit_ms`, TopicMissing,
-    TopicMismatch, ApplicationHeld; nothing of the transaction is then visible.
+    TopicMismatch, ApplicationHeld. Nothing of the transaction is visible after an error.
     """
     key = (plan.application_id, shard)
     _close_moved(plan)
@@ -80,7 +80,7 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
 
 
 def _close_moved(plan: HandOverPlan) -> None:
-    """Close the writers of shards that another process has handed over since: they are fenced."""
+    """Close the writers of shards that another process has staged messages for since then: they are fenced."""
     for key, writer in list(_open_writers.items()):
         moved = writer.id != plan.last_writers.get(writer.shard)
         # The driver does not know yet which writers this batch has opened.
@@ -111,7 +111,7 @@ def _not_committed(
 ) -> Iterator[pa.Table]:
     """Yield the messages after the committed ones.
 
-    Raises CheckpointMismatch if the replay has another number of committed ones, unless input loss is tolerated.
+    Raises CheckpointMismatch if the replay has a different number of them, unless input loss is tolerated.
     """
     assert done is not None
     assert done.last is not None
@@ -129,7 +129,7 @@ def _not_committed(
 def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int], None]) -> Iterator[pa.Table]:
     """Yield the messages after `last`, and call `skipped` with the number of the others.
 
-    They are skipped by order key, not by number: input records deleted meanwhile are missing from a replayed batch.
+    The others are skipped by order key, not by number: a replayed batch lacks input records that were deleted since.
     """
     count = 0
     for table in messages:
@@ -175,11 +175,11 @@ def _written(
 
 
 def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
-    """Wait until another attempt of the task has handed over so many `messages` of the batch.
+    """Wait until another attempt of the task has staged `messages` messages of the batch.
 
-    A new writer would end the transaction of the other attempt, which would do the same. Raises ApplicationHeld if the
-    other writer is that of another job, and DeliveryFailed if nothing is committed for much longer than a transaction
-    takes: then no attempt goes on.
+    A new writer would abort the transaction of the other attempt, which would do the same in turn. Raises
+    ApplicationHeld if the other writer belongs to another job. Raises DeliveryFailed if nothing is committed for much
+    longer than a transaction takes: then no attempt is making progress.
     """
     retry = _retry(plan, shard)
     done, limit_s = -1, plan.transaction_timeout_ms / _PATIENCE / 1000
@@ -207,8 +207,8 @@ def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
 def ready_chunks(messages: pa.Table, clock_ms: int, most_deliveries: int = MOST_DELIVERIES) -> Iterator[pa.Table]:
     """Cut messages in delivery order into chunks.
 
-    Dead letters are due at `clock_ms` (epoch ms) or before, since what they ask for is not known, or is refused.
-    A chunk has `most_deliveries` requests for messages to be due at once.
+    Dead letters are due at `clock_ms` (epoch ms) or before, since their requested time is unknown, or is refused.
+    A chunk has at most `most_deliveries` requests for messages to be due at once.
     """
     is_dead = np.asarray(kinds_of(messages) == DEAD_LETTER)
     if is_dead.any():

@@ -1,4 +1,4 @@
-"""The hand-over as Spark runs it: a function for `mapInArrow` that gives messages to the writers of their shards."""
+"""Staging as Spark runs it: a function for `mapInArrow` that gives messages to the writers of their shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Cancels:
-    """What a batch decides about cancels: what it does not hand over, and what it answers.
+    """The decisions of a batch about cancels: the messages that it does not stage, and its answers.
 
     - `cancelled`: messages that the prefetch window has, and that are cancelled since
     - `left_out`: messages that came with the batch, and are not staged; a request may have the same id, and is
@@ -49,7 +49,7 @@ _NO_CANCELS = Cancels()
 
 
 def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> ArrowFunction:
-    """Return the `mapInArrow` function that hands over chunks, and returns a row of `REPORT_SCHEMA` for each shard.
+    """Return the `mapInArrow` function that stages chunks, and returns a row of `REPORT_SCHEMA` for each shard.
 
     The input has a row for each chunk, with the columns `shard`, `chunk`, the order key of its first message (`ORDER`),
     and two due times, `from_ms` and `until_ms`. These limit the chunk to the messages due in [from_ms, until_ms); if
@@ -65,7 +65,7 @@ def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> Arro
             for shard, rows in groupby(_chunks(batches, cancels), key=itemgetter(0)):
                 messages = merge((key, messages) for _, key, messages in rows)
                 sent[shard] = hand_over_by_host(plan, shard, messages, attempt)
-                # A transaction mostly waits for the brokers: those of a task wait together.
+                # A transaction mostly waits for the brokers, so the transactions of a task wait at the same time.
                 if sum(each.nbytes for each in sent.values()) >= _SENT_BYTES:
                     yield _answers(sent)
             yield _answers(sent)
@@ -111,9 +111,9 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
 
 
 def handed_over_of(messages: pa.Table, from_ms: int | None, until_ms: int | None, cancels: Cancels) -> pa.Table:
-    """Return those of the `messages` of a chunk that a batch hands over: due in [from_ms, until_ms), or all.
+    """Return the `messages` of a chunk that a batch stages: the ones due in [from_ms, until_ms), or all.
 
-    What `cancels` takes out is left out.
+    Messages that `cancels` takes out are omitted.
     """
     if from_ms is None or until_ms is None:
         return without_cancelled(messages, cancels.left_out)

@@ -1,7 +1,7 @@
 """One shard's transactional producer: writes chunks to the ready log, and the marker of how far it got, atomically.
 
-A writer with the same `transactional.id` fences every earlier one, so that of a dead or paused task and its
-successor only the successor can commit.
+A writer with the same `transactional.id` fences every earlier one. So the writer of a dead or paused task cannot commit
+after its successor has begun.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _FENCED_AT_A_TIME = 16
 
 @dataclass(frozen=True)
 class HandOverPlan:
-    """How a batch is handed over. Durations in ms; `options` are librdkafka's, secrets included.
+    """How a batch is staged. Durations are in ms. `options` are librdkafka's, including secrets.
 
     - `clock_ms`: the batch's time (epoch ms), at which its dead letters are due
     - `tolerates_input_loss`: allows a batch to be replayed with fewer messages than it had
-    - `last_writers`: for each shard, the id of the writer that was last as far as the driver knows. A process that
-      still has that writer may go on with it. Any other process opens a new one, which fences it, unless the lease has
-      a later holder than `fencing_token`.
+    - `last_writers`: for each shard, the id of the last writer that the driver knows of. A process that still has that
+      writer may go on with it. Any other process opens a new one, which fences it, unless the lease has a later holder
+      than `fencing_token`.
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
-    - `transaction_bytes`: about how much a transaction may have. Its messages are kept until it is committed, since it
-      may have to be written again
-    - `occurrences_below_ms`, `followed_batch`: what markers say (`state.checkpoint.progress.Progress`), the former of
-      some shards
+    - `transaction_bytes`: about how many bytes a transaction may have. Its messages are kept until it is committed,
+      since it may have to be written again
+    - `occurrences_below_ms`, `followed_batch`: values for the markers (`state.checkpoint.progress.Progress`), the
+      former for some shards
     """
 
     application_id: str
@@ -63,7 +63,7 @@ class HandOverPlan:
 
 
 class FencedBySibling(Exception):
-    """Another writer of the shard has fenced this one: its transaction was too young for the broker to do it."""
+    """Another writer of the shard has fenced this one: the transaction was too young for the broker to fence it."""
 
 
 class ReadyLogWriter:
@@ -77,8 +77,8 @@ class ReadyLogWriter:
     def __init__(self, plan: HandOverPlan, shard: int) -> None:
         """Fence earlier writers of the shard, end their open transaction, and read their progress.
 
-        Raises KafkaException, BrokerUnreachable; and ApplicationHeld, and fences nobody, if another process has taken
-        the lease.
+        Raises KafkaException, BrokerUnreachable. Raises ApplicationHeld, without fencing any writer, if another process
+        has taken the lease.
         """
         self.id = uuid.uuid4().hex
         self.shard = shard

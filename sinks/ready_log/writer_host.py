@@ -1,8 +1,8 @@
-"""The writer host: one process of each executor, which hands over for all of its tasks and keeps the shards' writers.
+"""The writer host: a process of each executor that stages messages for all of its tasks, and keeps the shards' writers.
 
 Spark gives a task any idle Python worker of its executor. If the workers kept the writers, most batches would open new
-ones, each of which fences the previous one and reads the marker again: tens of milliseconds. The host is a child of the
-daemon that the workers are forked from, as they are. A task sends it the shard's messages, and waits for its answer.
+ones. Each new writer fences the previous one and reads the marker again, which takes tens of milliseconds. The host is
+a child of the daemon that forks the workers. A task sends it the shard's messages, and waits for its answer.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _serve(address: str, daemon: int, listening: int) -> None:
 def _accept(listener: Listener) -> None:
     while True:
         try:
-            # Who connects shows the key in a thread of its own: one that says nothing would keep all others waiting.
+            # A client shows the key in a thread of its own: a silent client would keep all others waiting.
             threading.Thread(target=_answer, args=(listener.accept(),), daemon=True).start()
         except (OSError, RuntimeError) as problem:
             # No files or threads are left at the moment. Without this thread each task would wait for ever.
@@ -142,14 +142,14 @@ def _accept(listener: Listener) -> None:
 
 
 def _answer(connection: Connection) -> None:
-    """Hand over what one task sends, and send it the result or the error."""
-    # The task may have been killed: what it sent is incomplete then, and is not committed.
+    """Stage the messages that a task sends, and send it the result or the error."""
+    # The task may have been killed. Its messages are incomplete then, and are not committed.
     with connection, suppress(AuthenticationError, ConnectionError, EOFError):
         key = bytes(current_process().authkey)
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
         plan, shard, attempt = connection.recv()
-        # Before a writer is opened: for a task that was killed, it would fence that of the next attempt.
+        # This comes before a writer is opened: the writer of a killed task would fence the writer of the next attempt.
         messages = _begun(_received(connection))
         answer: tuple[int, str] | BaseException
         try:

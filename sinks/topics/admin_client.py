@@ -1,4 +1,4 @@
-"""An admin client of kafka-python whose errors become Delayline's."""
+"""An admin client of kafka-python that turns Kafka's errors into Delayline's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def topic_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collec
 
 
 def shown_configs(admin: KafkaAdminClient, topics: Collection[str], keys: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the values of those of `keys` that the broker has and shows, for each of `topics`, which must exist."""
+    """Return the values of the `keys` that the broker has and shows, for each of `topics`, which must exist."""
     resources = [ConfigResource("TOPIC", name, list(keys)) for name in topics]
     described = admin.describe_configs(resources, config_filter="all")["topic"]
     # kafka-python returns a topic that the broker refuses to describe as one without configuration.

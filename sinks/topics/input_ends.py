@@ -25,9 +25,9 @@ def input_bounds(settings: Settings) -> dict[tuple[str, int], tuple[int, int]]:
 def input_offsets_at(settings: Settings, instant_ms: int) -> dict[tuple[str, int], int]:
     """Return, for each (input topic, partition), the offset below which all records are older than `instant_ms`.
 
-    It is that of the first record with this timestamp (epoch ms) or a later one, or that of the next record if there is
-    none; so it is never below the first record that the topic keeps. Asked for later, and for an instant that is not
-    earlier, it is never less, whatever timestamps publishers set, and whatever the topic deletes or compacts.
+    It is the offset of the first record with this timestamp (epoch ms) or a later one. Without such a record it is the
+    offset of the next record. So it is never below the first record that the topic keeps. A later call, for the same or
+    a later instant, never returns less, whatever timestamps publishers set, and whatever the topic deletes or compacts.
     """
     with connected(settings) as admin:
         counts = counts_of(describe(admin, settings.topics.input))

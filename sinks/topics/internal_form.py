@@ -13,7 +13,7 @@ from sinks.topics.roles import BROKER_STAMPS, LOGS, Role, partitions_of, sharded
 
 
 def check_shards(admin: KafkaAdminClient, settings: Settings, counts: Mapping[str, int]) -> None:
-    """Check those of the internal topics with a partition for each shard that exist. Raises TopicMismatch."""
+    """Check the existing internal topics that have a partition for each shard. Raises TopicMismatch."""
     for name, role in sharded_topics(settings).items():
         if name not in counts:
             continue

@@ -1,4 +1,4 @@
-"""What the topics accept, read from the brokers: which records, and whether this login may write."""
+"""The limits of topics, read from the brokers: which records they accept, and whether this login may write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNAUTHORIZED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHO
 
 @dataclass(frozen=True)
 class TopicLimits:
-    """What a topic accepts: the most bytes of a record batch, whether a key is required, and which timestamps.
+    """The limits of a topic: the most bytes of a record batch, whether a key is required, and which timestamps.
 
     A timestamp may be `max_age_ms` behind the broker's clock, and `max_ahead_ms` ahead of it. No broker says
     `shared_bytes`, the most bytes of a batch of several records: a writer learns it from refusals.
@@ -48,14 +48,14 @@ class TopicLimits:
     def ends_transactions(self) -> bool:
         """Whether transactions with records for the topic are sure to end.
 
-        A broker writes a marker into each of its partitions for that, with a timestamp. If the topic finds it too old,
-        the broker gives up (Kafka 4.1), and nobody can end the transaction or begin another one under its id.
+        To end one, a broker writes a marker with a timestamp into each partition. If the topic finds it too old, the
+        broker gives up (Kafka 4.1). No client can then end the transaction, or begin another one under its id.
         """
         return self.max_age_ms >= _MARKER_AGE_MS
 
     @property
     def batch_bytes(self) -> int:
-        """The most bytes of a batch of several records, by all that is known."""
+        """The most bytes of a batch of several records, as far as is known."""
         return min(self.max_bytes, self.shared_bytes)
 
 
@@ -135,7 +135,7 @@ def _known_limits(settings: Settings, topics: Collection[str]) -> dict[str, Topi
 
 
 def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
-    """Return those of `topics` that do not exist. No broker creates them in reply. Raises KafkaException."""
+    """Return the `topics` that do not exist. The request does not make a broker create them. Raises KafkaException."""
     return [
         topic
         for topic, configs in _describe(options, topics).items()
@@ -144,7 +144,7 @@ def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[
 
 
 def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
-    """Return those of `topics` that the login can see but may not write to. Raises KafkaException."""
+    """Return the `topics` that the login can see but may not write to. Raises KafkaException."""
     return [topic for topic, access in topic_access(options, topics).items() if access.kind == "barred"]
 
 

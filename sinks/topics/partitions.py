@@ -24,8 +24,7 @@ def partition_counts(settings: Settings, topics: Collection[str] | None = None) 
     None means every topic to which the job may write messages: the output topic, the dead-letter topic, the results
     topic, and the topics that the allow-list has, but never the job's input and internal topics.
 
-    Raises RightMissing for a topic without which the service does not run, and whose existence the broker hides;
-    BrokerUnreachable.
+    Raises RightMissing if the broker hides whether a required topic exists. Raises BrokerUnreachable.
     """
     with connected(settings) as admin:
         if topics is None:
@@ -42,7 +41,7 @@ def offered_topics(settings: Settings) -> dict[str, int]:
     with connected(settings) as admin:
         described = _possible_outputs(admin, settings)
     required = required_topics(settings)
-    # With `release.processes` of 0 another login writes, of whose rights nothing is known here.
+    # With `release.processes` of 0 another login writes. Its rights are not known here.
     barred = [each["name"] for each in described if settings.release.processes and _is_barred(each)]
     if barred := [name for name in barred if name not in required]:
         log.warning(

@@ -1,4 +1,4 @@
-"""What keeps a single record from stopping the job, topic by topic: set on new topics, and checked before a start.
+"""Protection against single records that would stop the job: set on new topics, and checked before a start.
 
 An input topic is created with:
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # A chunk of the ready log may be as large as a broker takes a request.
 READY_MAX_BYTES = 100_000_000
-# Of a chunk with one message: its columns, its summary, and what Arrow and Kafka put around it.
+# The overhead of a chunk with one message: its columns, its summary, and what Arrow and Kafka put around it.
 _READY_OVERHEAD_BYTES = 16_384
 _AFTER, _BEFORE = "message.timestamp.after.max.ms", "message.timestamp.before.max.ms"
 _COMPRESSION, _TIMESTAMP, _POLICY = "compression.type", "message.timestamp.type", "cleanup.policy"
@@ -86,7 +86,7 @@ def _check_ready(admin: KafkaAdminClient, settings: Settings) -> None:
 
 
 def _check_dead_letter(settings: Settings) -> None:
-    """Warn of dead letters that would not be whole. Raises TopicMismatch if there is no room for a stub."""
+    """Warn if the topic would lose dead letters or keep only stubs. Raises TopicMismatch if stubs do not fit."""
     limits, needed = dead_letter_limits(settings)
     topic = settings.topics.dead_letter
     if limits.max_bytes < MOST_STUB_BYTES:

@@ -61,7 +61,7 @@ class TopicIds:
         return {topic: each.id for topic, each in self.described(topics).items()}
 
     def described(self, topics: Collection[str]) -> dict[str, PresentTopic]:
-        """Return those of `topics` that exist. Raises KafkaException."""
+        """Return the `topics` that exist. Raises KafkaException."""
         found = {}
         # It serves the client's callbacks: a token that has expired since the last call is fetched again.
         self._client.poll(0)

@@ -102,7 +102,7 @@ def ensure_topics(
             for name, role in needed.items()
             if name not in existing
         }
-        # The dead-letter topic comes last, since its limit follows from those of the others.
+        # The dead-letter topic comes last, since its limit follows from the limits of the others.
         letters = {name: form for name, form in wanted.items() if name == settings.topics.dead_letter}
         created = _create(admin, {name: form for name, form in wanted.items() if name not in letters})
         if letters and (needed_bytes := dead_letter_limits(settings)[1]):
@@ -116,7 +116,7 @@ def ensure_topics(
 
 
 def ensure_shards(settings: Settings, shards: int) -> None:
-    """Give the topics that have a partition for each shard as many as `shards`.
+    """Give the topics with a partition for each shard enough partitions for `shards`.
 
     Raises TopicMissing, TopicMismatch, BrokerUnreachable.
     """
