@@ -5,8 +5,8 @@ message waits. That must not stop what others have published. So a topic is *clo
 written to, or has fewer partitions than messages were accepted for. The topics of the settings are never closed:
 without one of these an operator is needed.
 
-A topic is closed only if a broker says so twice, some seconds apart, and knows another topic of the service: one that
-has no leader, or that not all brokers have heard of yet, is none.
+A topic is closed only if a broker says so twice, some seconds apart, and knows another topic of the service. A topic
+that has no leader, or that not all brokers have heard of yet, does not count as closed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Needs = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Closed:
-    """A topic that takes records in its first `partitions` alone. Messages were accepted for `needed` of them.
+    """A topic that takes records only in its first `partitions`. Messages were accepted for `needed` partitions.
 
     `looked_s` is when a broker said so last, by the monotonic clock.
     """
@@ -81,9 +81,9 @@ class ClosedTopics:
         return topic not in self._required
 
     def confirm(self, needs: Needs, stopping: threading.Event) -> Collection[str]:
-        """Close those of the topics `needs` that do not take records, and return of which that was not known before.
+        """Close the topics in `needs` that do not take records, and return the newly closed ones.
 
-        It takes some seconds, unless it is `stopping`. Raises KafkaException if no broker answers.
+        This takes some seconds, unless `stopping` is set. Raises KafkaException if no broker answers.
         """
         before = self._closed
         needs = {
@@ -103,13 +103,13 @@ class ClosedTopics:
         ]
 
     def look_again(self, topics: Collection[str]) -> None:
-        """Look whether those of `topics` that are closed take records again, if the last look was some seconds ago.
+        """Check whether closed topics among `topics` take records again, if the last check was some seconds ago.
 
         Raises KafkaException if no broker answers.
         """
         if not self._closed.keys() & topics:
             return
-        # Of several shards one looks, and the others go by what it has found.
+        # One of several shards checks, and the others use its findings.
         with self._looking:
             stale_s = time.monotonic() - _LOOK_EVERY_S
             closed = {topic: each for topic, each in self._closed.items() if topic in topics}
@@ -118,7 +118,7 @@ class ClosedTopics:
                 self._change(needs, self._look(needs))
 
     def _look(self, needs: Needs) -> dict[str, Closed]:
-        """Return those of the topics `needs` that are closed by what a broker says now."""
+        """Return the topics in `needs` that a broker reports as closed now."""
         if not needs:
             return {}
         found = topic_access(self._options, {*needs, self._known_topic})
@@ -170,7 +170,8 @@ def refused_by(messages: pa.Table | pa.RecordBatch, closed: Mapping[str, Closed]
     """Return which of `messages` are for a topic that is `closed`, or for a partition that it lacks."""
     if not closed or not messages.num_rows:
         return np.zeros(messages.num_rows, dtype=bool)
-    # By the topics of the messages: the closed ones are as many as were ever deleted with messages on their way.
+    # Goes through the topics of the messages, since there may be many closed topics: all that were ever deleted with
+    # messages on their way.
     encoded = messages.column("output_topic").dictionary_encode()
     encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
     topics = (closed.get(topic) for topic in encoded.dictionary.to_pylist())

@@ -1,4 +1,4 @@
-"""What all shards of a release process share."""
+"""The context that all shards of a release process share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sinks.release.known_topics import MOST_REFUSALS
 
 @dataclass(frozen=True)
 class ReleaseContext:
-    """What all shards of a release process share. `member` is the name of the process.
+    """The context that all shards of a release process share. `member` is the name of the process.
 
-    After `most_refusals` of a topic in a minute, its refused records are not searched any more.
+    After `most_refusals` of a topic in a minute, its refused records are no longer searched for.
     """
 
     settings: Settings

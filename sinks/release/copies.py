@@ -47,7 +47,7 @@ class Copies:
 
 
 def wanted_of(messages: pa.Table, wanted: Ids) -> pa.Table:
-    """Return those of `messages` that are messages, and have one of the ids `wanted`."""
+    """Return the rows of `messages` that are messages and have one of the `wanted` ids."""
     return messages.filter(pa.array(among(messages, wanted) & is_message(messages)))
 
 

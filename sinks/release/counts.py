@@ -1,4 +1,4 @@
-"""What a release process has released since it started: counts by output topic, and how late messages were."""
+"""The messages that a release process has released since it started: counts by output topic, and their lateness."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class ReleaseCounts:
         self._answers: Counter[str] = Counter()
 
     def add(self, messages: pa.Table, replaced: Mapping[bytes, str], released_ms: int) -> None:
-        """Add the messages of a transaction whose commit was acknowledged at `released_ms` (epoch ms).
+        """Add the messages of a transaction. Its commit was acknowledged at `released_ms` (epoch ms).
 
-        `replaced` has the reasons of those that became dead letters while they were written, by message id.
+        `replaced` has the reasons of the messages that became dead letters while they were written, by message id.
         """
         due = self._due(messages, replaced)
         late_ms = released_ms - due.column("deliver_at_ms").to_numpy()

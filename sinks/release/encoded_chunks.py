@@ -1,7 +1,7 @@
-"""The chunks of a shard that are not decoded, or not wholly, with as many of their payloads as there is room for.
+"""The chunks of a shard that are not decoded, or only in part, with their payloads while there is room for them.
 
 A chunk is *incoming* until it is taken in, in the order of its log. Then it *waits*, in the order in which chunks are
-needed, or is decoded at once. What is decoded of it may wait again.
+needed, or is decoded at once. Its decoded messages may wait again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST = Place(Log.NEAR, 0)
 
 @dataclass(eq=False)
 class Chunk:
-    """What is not decoded of a chunk: its messages from `first` on, at the most `count`."""
+    """The part of a chunk that is not decoded: its messages from `first` on, at most `count`."""
 
     place: Place
     first: OrderKey
@@ -35,7 +35,7 @@ class Chunk:
     summary: ChunkSummary
     # None if it was dropped, and must be read again.
     payload: bytes | None
-    # Of the messages that may be recalled, in parts; None until a request makes it known.
+    # The ids of the messages that may be recalled, in parts; None until a request needs them.
     ids: tuple[ChunkIds, ...] | None = None
 
     @property
@@ -54,7 +54,7 @@ class PayloadMissing(Exception):
     """The chunks at `places`, ascending, must be read again and given to `EncodedChunks.restore`."""
 
     def __init__(self, needed: Iterable[Chunk]) -> None:
-        """`places` are those of the first chunks `needed` that lack their payloads, up to a few megabytes."""
+        """`places` has the places of the first `needed` chunks without payloads, up to a few megabytes."""
         self.places: list[Place] = []
         nbytes = 0
         for chunk in needed:
@@ -76,7 +76,7 @@ class EncodedChunks:
         self.incoming: dict[Log, deque[Chunk]] = {log: deque() for log in Log}
         self.waiting: SortedKeyList[Chunk, tuple[OrderKey, Place]] = SortedKeyList(key=_need)
         self.nbytes = 0
-        # The waiting chunks whose payload is in memory.
+        # The waiting chunks with their payload in memory.
         self._loaded: SortedKeyList[Chunk, tuple[OrderKey, Place]] = SortedKeyList(key=_need)
         # The offsets of the waiting chunks of each log.
         self._offsets: dict[Log, SortedList[int]] = {log: SortedList() for log in Log}
@@ -91,7 +91,7 @@ class EncodedChunks:
 
     @property
     def messages(self) -> int:
-        """How many messages there are; those of a chunk that is released in part count whole."""
+        """The number of messages. All messages of a chunk count, even if it is released in part."""
         return sum(chunk.count for chunk in self._by_place.values())
 
     @property
@@ -100,7 +100,7 @@ class EncodedChunks:
         return [Place(log, offsets[0]) for log, offsets in self._offsets.items() if offsets]
 
     def in_memory(self) -> Iterator[Chunk]:
-        """Yield the chunks whose payload is in memory."""
+        """Yield the chunks with their payload in memory."""
         return (chunk for chunk in self._by_place.values() if chunk.payload is not None)
 
     def waiting_before(self, key: OrderKey) -> Iterator[Chunk]:

@@ -23,13 +23,13 @@ from state.header_values import header_text, parse_instant
 from state.kinds import MESSAGE, OCCURRENCE, kinds_of
 from state.message_ids import parse_id
 
-# The kinds of rows that can expire. Not what is made due at once: somebody has just asked for it.
+# The kinds of rows that can expire. Messages that are made due at once do not: somebody has just requested them.
 EXPIRING = (MESSAGE, OCCURRENCE)
 
 
 @dataclass(frozen=True)
 class Expiry:
-    """What expires: by the policies of each input topic that has its own, and else by that of all."""
+    """The rules of expiry: an input topic has its own policy, or else the common one applies (`of_all`)."""
 
     of_all: Policy
     by_topic: Mapping[str, Policy]
@@ -55,7 +55,7 @@ class Expiry:
     def doubted(self, batch: pa.RecordBatch, clock_ms: int) -> npt.NDArray[np.bool_]:
         """Return which messages may be expired at `clock_ms` (epoch ms), of the columns of `MESSAGE_SCHEMA`.
 
-        None expires before it is due: one that asks for that was not accepted.
+        No message expires before it is due: messages with an earlier expiry are not accepted.
         """
         overdue_ms = clock_ms - batch.column("deliver_at_ms").to_numpy()
         doubted = np.zeros(batch.num_rows, dtype=bool)

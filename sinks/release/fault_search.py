@@ -1,7 +1,7 @@
 """The search for records that a topic refuses, in a transaction that is written again in groups.
 
-The producer names refused records for certain only if no other record is in flight. So a transaction is first written
-as a whole. If a topic refuses something of it, it is written again with flushes between groups of records, until a
+The producer can name a refused record with certainty only if no other record is in flight. A transaction is first
+written as a whole. If a topic refuses part of it, it is written again with flushes between groups of records, until a
 group has a single record of that topic.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Collection
 
 from conf.rejected import Rejected
 
-# The most suspects between two flushes: about as many as have room in a batch, mostly.
+# The most suspects between two flushes: mostly about as many records as fit a batch.
 FIRST_GROUP = 1_000
 
 
 class FaultSearch:
     """The search for the first records of a transaction that a topic refuses, whichever topic that is.
 
-    `suspects` has the ids of consecutive messages, one of a refused record at least. It has those of all topics:
-    several topics may refuse records, and whose answer comes first is chance.
+    `suspects` has the ids of consecutive messages, at least one with a refused record. It has the messages of all
+    topics: several topics may refuse records, and it is chance which answer comes first.
     """
 
     def __init__(self, suspects: Collection[bytes], is_first: bool) -> None:
@@ -34,8 +34,8 @@ class FaultSearch:
 class GroupRefused(Exception):
     """`topic` refused a record of one of the messages `ids` with `error`; or of several, which are known already.
 
-    If `is_certain`, it refuses those of all of them. `suspects` are the ids of the messages that were written together
-    with it, to any topic. Of these, the records of `topic` have `nbytes` bytes.
+    If `is_certain`, it refuses the records of all these messages. `suspects` has the ids of the messages that were
+    written together with them, to any topic. The records for `topic` among these have `nbytes` bytes.
     """
 
     def __init__(

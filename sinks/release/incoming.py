@@ -50,8 +50,9 @@ class Incoming:
     def next(self, below: OrderKey | None, requests_wait: bool = False, late_waits: bool = False) -> Chunk | None:
         """Return the chunk to take in next: of the first ones of the logs, the one that is due first.
 
-        What comes before `below` is late. None if there is no chunk, or if it has requests that must wait for the near
-        log, or for something else (`requests_wait`), or nothing but late messages, which must wait (`late_waits`).
+        Messages before `below` are late. Returns None if there is no chunk, or if it has only late messages, which must
+        wait (`late_waits`). Also returns None if it has requests that must wait for the near log, or for something else
+        (`requests_wait`).
         """
         firsts = (chunks[0] for chunks in self._chunks.incoming.values() if chunks)
         may_come = (

@@ -1,4 +1,4 @@
-"""What a shard knows of the topics that it writes to: their limits, and the messages that they refused."""
+"""A shard's knowledge of the topics that it writes to: their limits, and the messages that they refused."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sinks.release.reports import Unwritable, topic_gone
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits, read_limits, topic_access
 
-# How old what is known of a topic's limits may be when a record is refused by them.
+# The maximum age of a topic's known limits when a record is refused by them.
 _FRESH_S = 1.0
-# So many refusals of a topic, a new ring for each, are worth it in so long a time to find the very records.
+# Up to this many refusals of a topic in this time, with a new ring for each, are worth it to find the exact records.
 MOST_REFUSALS, _REFUSALS_S = 32, 60.0
 # By how much the clock of a topic's broker may be behind this host's.
 CLOCKS_APART_MS = 1_000
@@ -35,7 +35,7 @@ _AHEAD_MS = (0, -100, -CLOCKS_APART_MS)
 
 
 class Topics:
-    """What is known of the topics that a shard writes to, and of the messages that they refused."""
+    """The topics that a shard writes to: their known limits, and the messages that they refused."""
 
     def __init__(
         self,
@@ -198,8 +198,8 @@ class Topics:
     def check_of(self, planned: Planned) -> RecordCheck:
         """Return the check for a transaction. Raises KafkaException.
 
-        Reads unknown limits; and before a record is refused, reads those of its topic again: they may have been raised.
-        Looks whether a closed topic takes records again.
+        Reads unknown limits. Before a record is refused, reads the limits of its topic again, which may have been
+        raised. Checks whether a closed topic takes records again.
         """
         self.closed.look_again(planned.topics)
         self._know(planned)
@@ -222,8 +222,8 @@ class Topics:
     def goes_to(self, messages: pa.Table, clock_ms: int) -> pa.ChunkedArray:
         """Return the topic to which each of `messages` goes, if it is written at `clock_ms` (epoch ms).
 
-        That is the dead-letter topic for what is expired, or is for a closed topic. What else a topic will refuse is
-        not known before.
+        Messages that are expired, or for a closed topic, go to the dead-letter topic. Other refusals are not known in
+        advance.
         """
         outputs, closed = messages.column("output_topic"), self.closed.now
         if not self._expiry.exists and not closed:

@@ -12,9 +12,9 @@ import pyarrow as pa
 from sinks.internal_topics.position import Lateness
 
 _SPAN_MS = 60_000
-# Of the transactions of a minute; and of the messages of one, evenly, so that a burst costs no more.
+# About the most messages of one transaction that are sampled, evenly, so that a burst costs no more.
 _MOST_SAMPLES = 50
-# The quantiles are computed anew at most so often.
+# The quantiles are computed again at most this often.
 _EVERY_MS = 1_000
 
 

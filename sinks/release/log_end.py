@@ -1,7 +1,7 @@
-"""Where the logs of shards end, and which shards have released all below that.
+"""Where the logs of shards end, and which shards have released all messages below their ends.
 
-What is left is known by offsets. Counts of messages do not say it: a cancel of an id that two messages have, as after
-an input topic was created again, counts once.
+Offsets tell whether messages are left. Counts of messages do not: two messages may have the same id after an input
+topic was recreated, and a cancel of both counts once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SHARDS_AT_ONCE = 8
 def unreleased(settings: Settings, options: Mapping[str, str], shards: Collection[int]) -> list[int]:
     """Return which of `shards` have records in one of their logs that are not known to be released.
 
-    If none of the shards of an application has any, and nobody hands over, nothing is left. No process can release a
-    shard without a partition of the position topic and of each log: it is left out. `options` are librdkafka's. Raises
-    KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
+    If no shard of an application has such records, and no process stages messages, nothing is left. No process can
+    release a shard without a partition of the position topic and of each log, so such a shard is left out. `options`
+    are librdkafka's. Raises KafkaException, BrokerUnreachable, TopicMissing, CheckpointMismatch.
     """
     needed = [settings.position_topic, *topics_of(settings).values()]
     counts = partition_counts(settings, needed)

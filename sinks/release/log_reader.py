@@ -1,9 +1,9 @@
 """Reads the two logs of a shard: first up to their ends, then what comes.
 
-Two consumers, each for both logs: one waits at the broker for what comes; the other reads what is there and does not
-wait for more, so that it finds the ends of the logs at once. Behind the ends that it has found, more may have come
-while the records before were taken in. What is released without that would be out of order. So it reads on until it has
-all that was there a moment ago.
+It has two consumers, each for both logs. One waits at the broker for new records. The other reads the existing records
+and does not wait for more, so that it finds the ends of the logs at once. More records may have come behind these ends
+while earlier ones were taken in. Releasing without these records would break the order. So it reads on until it has
+everything that was there a moment ago.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 100
 _TIMEOUT_S = 30.0
-# What a reader may have fetched ahead. A larger record is fetched alone.
+# The most that a reader may fetch ahead. A larger record is fetched alone.
 _PREFETCH_KBYTES = 4096
 # How long the ends of the logs that were asked for count as the present ones, and how long the consumer that waits for
 # what comes may take for its first answer: nothing is due less than 0.3 s after it has come, but for what nobody can
@@ -230,7 +230,7 @@ class LogReader:
             self._questions += 1
             if self._is_behind():
                 return
-        # What this consumer has fetched since is read by the other one.
+        # Records that this consumer has fetched since then are read by the other one.
         self._there.unassign()
         self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
         self._answer_by_s = time.monotonic() + _FIRST_ANSWER_S
@@ -253,13 +253,13 @@ class LogReader:
         raise KafkaException(error)
 
     def _check(self, found: Mapping[Log, str]) -> None:
-        """Raise ReadyLogLost if a log is another one than that of the position, or lacks records."""
+        """Raise ReadyLogLost if a log is not the log of the position, or lacks records."""
         wrong = [problem for log in Log if (problem := self._problem_of(log, found[log]))]
         if wrong:
             raise ReadyLogLost(f"{'; '.join(wrong)}. {_REMEDY if self._has_position else _NO_POSITION_REMEDY}")
 
     def _problem_of(self, log: Log, found: str) -> str:
-        """Return what is wrong with `log`, whose topic has the id `found`; "" if nothing is."""
+        """Return the problem with `log`, or "" if there is no problem. Its topic has the id `found`."""
         own, place = self.position.of(log), f"{self._topics[log]}/{self._shard}"
         # First: another topic may lack the partition, which is no more than a part of what is wrong with it.
         if own.topic_id != found:

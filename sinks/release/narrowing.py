@@ -16,7 +16,7 @@ _AGAIN_S = 1.0
 
 
 class Narrowing:
-    """Decides about the refusals of one shard, whose topics are `topics`. It waits until `stopping` is set."""
+    """Decides about the refusals of one shard with the given `topics`. Its waits end when `stopping` is set."""
 
     def __init__(self, topics: Topics, dead_letter: str, stopping: threading.Event) -> None:
         """`dead_letter` is the dead-letter topic."""

@@ -37,7 +37,7 @@ class NearEnd:
         self._asked_below = 0
 
     def look(self, pending: Pending) -> None:
-        """Tell `pending` the end that the broker has answered, or ask for it if `pending` needs it.
+        """Report the end in the broker's answer to `pending`, or ask the broker for it if `pending` needs it.
 
         Raises KafkaException, after which it may be called again, and RightMissing.
         """

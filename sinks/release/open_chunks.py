@@ -1,4 +1,4 @@
-"""What is decoded of the chunks of a shard and not in order yet, in a share of the memory."""
+"""The messages of a shard's chunks that are decoded and not in order yet, in a share of the memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from state.order import count_before, key_of
 
 @dataclass
 class OpenChunk:
-    """What is decoded of `chunk`, in order; the chunk waits if that is not all.
+    """The decoded messages of `chunk`, in order. The chunk waits if some messages are not decoded.
 
-    All of its memory, `nbytes`, is kept as long as a message is left. The first one is due at `first_ms` (epoch ms).
+    All of its memory, `nbytes`, is kept while a message is left. The first message is due at `first_ms` (epoch ms).
     """
 
     chunk: Chunk
@@ -80,9 +80,9 @@ class OpenChunks:
                 self.close(each)
 
     def shrink(self, most_bytes: int) -> list[tuple[Chunk, pa.Table]]:
-        """If all take more than `most_bytes`, shorten them until they take half of that, and return what is left out.
+        """If all take more than `most_bytes`, shorten them to half of that, and return the messages that are left out.
 
-        That is the later half of what is largest, again and again: all chunks are left with about as much.
+        Each step leaves out the later half of the largest chunk, so that all chunks end with about the same size.
         """
         left_out = list[tuple[Chunk, pa.Table]]()
         if self.nbytes <= most_bytes:
@@ -92,9 +92,10 @@ class OpenChunks:
         while self.nbytes > most_bytes // 2 and largest:
             each = self._open[heapq.heappop(largest)[1]]
             count = each.messages.num_rows
-            # Of a chunk that is released for the most part, a copy of the rest is enough.
+            # If most of a chunk is released, a copy of the rest is enough.
             if each.nbytes < 2 * each.messages.nbytes:
-                # Not between two with one key, as they are where an input topic was made anew: the bound may be that.
+                # Not between two messages with the same key, since the bound may be that key. A recreated input topic
+                # has such messages.
                 count = count_before(each.messages, key_of(each.messages, count // 2))
                 if not count:
                     continue

@@ -34,7 +34,7 @@ _WINDOW_MS_A_CHUNK = 10
 # Chunks that are decoded at a time, to put messages in order; where memory is short, only this share of it.
 _MOST_ORDERED_BYTES = 8 * 1024 * 1024
 _SHARE_OF_ORDERED = 8
-# Of the memory, what open messages may have. The rest is for chunks, and for what is in order.
+# The share of the memory for open messages (a half). The rest is for chunks, and for messages in order.
 _SHARE_OF_OPEN = 2
 
 
@@ -51,7 +51,7 @@ class OrderedMerge:
         self.opened = OpenChunks()
         self.bound = bound
         self.current = empty_messages()
-        # Of each of these, `bytes_at_most`: it costs as much for a slice as for all of them.
+        # `bytes_at_most` of each current message. Computing it for a slice costs as much as for all of them.
         self.current_sizes = sizes_of(self.current)
         # The ids of waiting chunks, once a request needs them.
         self.waiting_ids = WaitingIds()
@@ -66,7 +66,7 @@ class OrderedMerge:
 
     @property
     def messages(self) -> int:
-        """How many messages there are; those of a chunk that is released in part count whole until it is decoded."""
+        """The number of messages. All messages of a chunk count until it is decoded, even if it is released in part."""
         opened = sum(each.messages.num_rows for each in self.opened)
         return int(self.chunks.messages + opened + self.current.num_rows)
 
@@ -99,7 +99,7 @@ class OrderedMerge:
     def shrink(self) -> None:
         """Drop the payloads of the chunks that are needed last, until no more than `max_bytes` are in memory.
 
-        What is in order stays, and of each open chunk one message at least.
+        Messages in order stay, and at least one message of each open chunk.
         """
         self._shrink_open()
         self.chunks.shrink(self.max_bytes - self.opened.nbytes - self.current.nbytes)
@@ -112,7 +112,7 @@ class OrderedMerge:
         return without_cancelled(messages, self._removals.ids_at(chunk.place))
 
     def ids_of(self, messages: pa.Table) -> ChunkIds:
-        """Return the ids of those of `messages`, of one chunk, that may be recalled."""
+        """Return the ids of the `messages` of one chunk that may be recalled."""
         return self.waiting_ids.of_chunk(ids_in(messages.filter(pa.array(is_message(messages)))))
 
     def settle(self, opened: Iterable[OpenChunk]) -> None:
@@ -145,8 +145,8 @@ class OrderedMerge:
     def cut(self, count: int) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """Take the first `count` current messages, or more if the next ones have the key of the last of them.
 
-        Several have it where an input topic was made anew. A position cannot lie between them. Returns the messages,
-        and the bytes of each.
+        Several messages have the same key if an input topic was recreated. A position cannot lie between them. Returns
+        the messages, and the bytes of each.
         """
         count = self._whole_keys(count)
         messages, sizes = self.current.slice(0, count), self.current_sizes[:count]
@@ -190,7 +190,7 @@ class OrderedMerge:
             self.chunks.wait_from(chunk, key_of(messages), messages.num_rows)
 
     def _order(self, until_ms: int) -> None:
-        """Put the messages due up to `until_ms` in order, as many as there is room for, and raise the bound."""
+        """Put the messages due up to `until_ms` in order, while there is room for them, and raise the bound."""
         target = OrderKey(until_ms + 1, "", 0, 0)
         most_bytes = min(_MOST_ORDERED_BYTES, self.max_bytes // _SHARE_OF_ORDERED)
         nbytes = 0
@@ -198,7 +198,7 @@ class OrderedMerge:
         lowest = waiting[0].first if waiting else target
         while waiting and (first := waiting[0].first) < target:
             chunk = waiting[0]
-            # What is open of it comes before.
+            # Its open messages come first.
             is_rest = chunk.place in self.opened
             # The bound must rise, so that all chunks that begin at the lowest key are needed at once.
             if is_rest or (first > lowest and (nbytes >= most_bytes or (nbytes and chunk.payload is None))):

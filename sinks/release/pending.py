@@ -1,4 +1,4 @@
-"""What is staged and not released: the pure core of the release stage, without Kafka and without a clock.
+"""Messages that are staged and not released: the pure core of the release stage, without Kafka and without a clock.
 
 It takes in the chunks of each of the two logs in their order, and plans transactions in delivery order. Each plan has
 the position that is written with it (`Position`: an offset `taken_in` of each log, and an order key `below`). After a
@@ -52,7 +52,7 @@ def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
 
 
 class Pending:
-    """What is pending in one shard, from `position` on, in about `max_bytes` of memory."""
+    """The pending messages of one shard, from `position` on, in about `max_bytes` of memory."""
 
     def __init__(self, position: Position, started_ms: int = 0, went_to: WentTo = _know_none) -> None:
         """The shard is released by this process since `started_ms` (epoch ms).
@@ -83,7 +83,7 @@ class Pending:
 
     @property
     def messages(self) -> int:
-        """How many messages there are; those of a chunk that is released in part count whole until it is decoded."""
+        """The number of messages. All messages of a chunk count until it is decoded, even if it is released in part."""
         return self._merge.messages
 
     @property
@@ -146,7 +146,7 @@ class Pending:
     def shrink(self) -> None:
         """Drop the payloads of the chunks that are needed last, until no more than `max_bytes` are in memory.
 
-        What is in order stays, and of each open chunk one message at least.
+        Messages in order stay, and at least one message of each open chunk.
         """
         self._merge.shrink()
 
@@ -164,7 +164,7 @@ class Pending:
             self._was_late = True
             messages = in_order(pa.concat_tables([empty_messages(), *late]).combine_chunks())
             return self._planned(messages, sizes_of(messages), below=None)
-        # Of a chunk that is read again, the first message that is not released may be due later than its `first`.
+        # If a chunk is read again, its first message that is not released may be due later than its `first`.
         while not merge.current.num_rows:
             next_ms = merge.next_ms
             if next_ms is None or next_ms > until_ms:

@@ -1,4 +1,4 @@
-"""A release process: a member of the consumer group between whose members Kafka divides the shards (`sinks.group`).
+"""A release process: a member of the consumer group that divides the shards between its members (`sinks.group`).
 
 Each shard reads its logs by itself (`sinks.release.shard`). The group decides who should release a shard; fencing
 decides who can.
@@ -147,7 +147,7 @@ class ReleaseProcess:
             shard.start()
 
     def _delete_released(self) -> None:
-        """Delete what is released from the logs, now and then."""
+        """Delete released records from the logs from time to time."""
         if time.monotonic() - self._deleted_s < _DELETE_EVERY_S:
             return
         self._deleted_s = time.monotonic()

@@ -25,8 +25,8 @@ Rated = str | None
 class RateLimiter:
     """Limits delivery to `per_second` messages a second, on average over committed messages; 0 means no limit.
 
-    An output topic in `by_topic` has its own limit besides. Unused capacity is not saved up: after a pause the rate is
-    the same.
+    An output topic in `by_topic` has a limit of its own as well. Unused capacity is not saved up: after a pause the
+    rate is the same.
     """
 
     def __init__(self, per_second: float, by_topic: Mapping[str, float]) -> None:
@@ -36,7 +36,7 @@ class RateLimiter:
         self._free_at_s: dict[Rated, float] = {}
 
     def limit_topics(self, by_topic: Mapping[str, float]) -> None:
-        """Limit the output topics of `by_topic` from now on. What is spent already counts by the rates before."""
+        """Limit the output topics of `by_topic` from now on. Past usage still counts by the former rates."""
         rates: list[tuple[Rated, float]] = [(None, self._per_second), *by_topic.items()]
         self._rates = {name: rate for name, rate in rates if rate}
 
@@ -56,7 +56,7 @@ class RateLimiter:
     def wait(self, names: Iterable[Rated], stopping: Event, on_wait: Callable[[], None] = lambda: None) -> bool:
         """Wait for the turn of messages that count for `names`; return False if `stopping` is set before it comes.
 
-        `on_wait` is called now and then meanwhile.
+        `on_wait` is called from time to time meanwhile.
         """
         free_at_s = max((self._free_at_s.get(name, 0.0) for name in names), default=0.0)
         while (wait_s := free_at_s - time.monotonic()) > 0:
@@ -74,7 +74,7 @@ class RateLimiter:
 def counts_for(messages: pa.Table, topics: pa.ChunkedArray, name: Rated) -> npt.NDArray[np.bool_]:
     """Return which of `messages`, which go to `topics`, count for the limit of `name`.
 
-    What became a dead letter on the way reaches no subscriber: it counts for the dead-letter topic alone.
+    A message that became a dead letter on the way reaches no subscriber. It counts only for the dead-letter topic.
     """
     return np.asarray(pc.equal(topics, messages.column("output_topic") if name is None else name), dtype=bool)
 
@@ -82,8 +82,8 @@ def counts_for(messages: pa.Table, topics: pa.ChunkedArray, name: Rated) -> npt.
 def shares(rates: Mapping[str, int], partitions: Mapping[str, int], shard: int, shards: int) -> dict[str, float]:
     """Return what one shard of `shards` may release of each topic's rate, in messages/s.
 
-    Its share is that of the topic's partitions to which it delivers; a topic without any is left out. Of a topic that
-    is not there, all shards have the same: it may be created at any time.
+    A shard's share is its share of the topic's partitions. A topic is left out if the shard delivers to none of its
+    partitions. If a topic does not exist, all shards have equal shares, since it may be created at any time.
     """
     own = {
         topic: sum(shard_of(topic, partition, shards) == shard for partition in range(partitions[topic]))

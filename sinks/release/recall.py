@@ -52,7 +52,7 @@ def removal_by(
 def wanted_now(requests: pa.Table) -> Ids:
     """Return the messages to be due at once, by the first of several `requests` for each."""
     delivers = [each.delivers for each in terms_of(requests)]
-    # Mostly there are no such requests, and to read the ids takes longer than to look.
+    # There are mostly no such requests, and reading the ids takes longer than this check.
     if not any(delivers):
         return NO_IDS
     table = asked_by(requests)

@@ -32,7 +32,8 @@ from state.reasons import Reason, reasons_for
 WentTo = Callable[[pa.Table, int], Sequence[Output | None]]
 # How old a request may be, by the clocks of two hosts, so that all removals since then are remembered.
 _FRESH_MS = REMEMBERED_MS // 2
-# Chunks whose ids are made known at a time, for the first request: a few milliseconds, so that nothing else is late.
+# How many chunks get their ids known at a time, for the first request. It takes a few milliseconds, so that no other
+# work is late.
 _INDEXED_AT_A_TIME = 16
 # How often other messages go first, if chunks must be read again to know their ids.
 _MOST_DEFERRALS = 20
@@ -40,11 +41,11 @@ _MOST_DEFERRALS = 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the next transaction has of requests that are decided, beside their answers.
+    """The results of decided requests that go into the next transaction, in addition to their answers.
 
     - `passed_on`: requests for the next shard, if any
-    - `recalled`: what was taken out
-    - `beside`: how many messages count as released beyond those of the transaction
+    - `recalled`: the messages that were taken out
+    - `beside`: how many more messages than the transaction has count as released
     """
 
     passed_on: pa.Table | None
@@ -67,7 +68,7 @@ class RecallDesk:
         self._copies = Copies()
         # How often the next chunk of requests had to wait, since ids are not known and other messages are due.
         self._deferrals = 0
-        # Of requests that are decided since the last transaction.
+        # The results of requests that were decided since the last transaction.
         self._passed_on: list[pa.Table] = []
         self._recalled: list[Removal] = []
         self._beside = 0
@@ -78,7 +79,7 @@ class RecallDesk:
         return bool(self._passed_on or self._beside)
 
     def take_outcome(self) -> Outcome:
-        """Return what was decided since the last call, beside the answers."""
+        """Return the results of requests decided since the last call, without the answers."""
         passed_on = pa.concat_tables(self._passed_on) if self._passed_on else None
         outcome = Outcome(passed_on, tuple(self._recalled), self._beside)
         self._passed_on, self._recalled, self._beside = [], [], 0
@@ -134,7 +135,7 @@ class RecallDesk:
         # Before that, another process may have recalled the message for another request, or this one may have forgotten
         # it.
         is_fresh = (asked_ms >= self._started_ms) & (asked_ms > now_ms - _FRESH_MS) & ~is_uncertain
-        # 3. Pass on the requests whose messages another shard may have, and answer the others.
+        # 3. Pass on the requests for messages that another shard may have, and answer the others.
         goes_on = is_open & np.array([each.left > 0 for each in terms])
         if goes_on.any():
             self._passed_on.append(_passed_on(requests, terms, goes_on, is_fresh))
@@ -184,7 +185,7 @@ class RecallDesk:
         return not missing
 
     def _waiting_with(self, wanted: Ids) -> list[Chunk]:
-        """Return the waiting chunks, whose ids are known, that have one of the messages `wanted`."""
+        """Return the waiting chunks that have one of the `wanted` messages. The ids of these chunks are known."""
         waiting = self._merge.chunks.waiting if wanted else ()
         return [chunk for chunk in waiting if self._merge.waiting_ids.common(chunk.ids or (), wanted)]
 
@@ -192,7 +193,7 @@ class RecallDesk:
 def _reasons(
     terms: Sequence[Undecided], is_cancelled: Mask, is_made_due: Mask, is_open: Mask, is_fresh: Mask
 ) -> npt.NDArray[Any]:
-    """Return the reason of each answer: if `is_open`, that of the last shard which looks for the message."""
+    """Return the reason of each answer: if `is_open`, the reason of the last shard that looks for the message."""
     # The last shard gives the same answer as one that has released the message, if no shard has it.
     reasons = np.full(len(terms), Reason.RELEASED, dtype=object)
     reasons[is_cancelled] = Reason.RECALLED

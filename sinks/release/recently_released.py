@@ -1,6 +1,6 @@
-"""Where the messages went that a shard has released last, for the answers to requests that come too late.
+"""Where a shard's last released messages went, for the answers to requests that come too late.
 
-The shard that has released a message knows it for certain, so such a request need not go through the other shards.
+The shard that has released a message is certain of it. So such a request need not go through the other shards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from state.answers import Output
 from state.kinds import ANSWER, DEAD_LETTER, KIND, kinds_of
 from state.message_ids import ID_SCHEMA, id_texts, places_in
 
-# Long enough for somebody who has just seen that a message came out. After that, its id may be another message's: of an
-# input topic that was made anew.
+# Long enough for a user who has just seen that a message was released. After that, its id may belong to another
+# message, in an input topic that was recreated.
 _KEPT_MS = 120_000
 # In 2 MB.
 _MOST_MESSAGES = 20_000
@@ -30,7 +30,7 @@ _KEPT = pa.schema([*ID_SCHEMA, KIND, *_OUTPUT, ("transaction", pa.int64())])
 
 @dataclass(frozen=True)
 class _Transaction:
-    """The ids of those messages that became dead letters while they were written, and the offsets of the records.
+    """The ids of the messages that became dead letters while they were written, and the offsets of the records.
 
     It was committed at `released_ms` (epoch ms).
     """

@@ -31,7 +31,7 @@ from sinks.topics.limits import NO_LIMIT, TopicLimits
 from state.kinds import ANSWER, DEAD_LETTER, REQUEST, is_ask
 from state.stub import MOST_STUB_BYTES
 
-# What topics refused of a transaction, and the error of each: by topic and message id.
+# The records of a transaction that topics refused, with the error of each: by topic and message id.
 Refusals = Mapping[tuple[str, bytes], Rejected]
 # librdkafka's own limit of a batch of records.
 _BATCH_BYTES = 1_000_000
@@ -39,16 +39,16 @@ _BATCH_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """What is known when a transaction is written: what the topics accept, and what they refused before.
+    """The knowledge with which a transaction is written: the limits of the topics, and their earlier refusals.
 
-    `stamped_by_due` are topics whose overdue records must not have the present time as their timestamp. `closed` are
-    those that take no records, or not in each partition. The topic `results` takes answers alone: whoever reads it
-    would take a message for one.
-    The producer makes batches of up to `batch_bytes`, for whichever topic; a topic that takes less is a small one.
+    Overdue records for the topics `stamped_by_due` must not have the present time as their timestamp. The `closed`
+    topics take no records, or not in each partition. The topic `results` takes only answers: its readers would take a
+    message for an answer.
+    The producer makes batches of up to `batch_bytes`, for any topic. A topic that takes less is called small.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
-    `refused` has the errors of a topic's refusals by topic and message id. The dead-letter topic may refuse the dead
-    letter of a message and then the stub; and before these the message, if it was an output topic earlier.
+    `refused` has the errors of refusals by topic and message id. The dead-letter topic may refuse the dead letter of a
+    message and then the stub. If it was an output topic earlier, it may have refused the message before.
     """
 
     limits: Mapping[str, TopicLimits]
@@ -116,9 +116,9 @@ class RecordCheck:
     def admitted(self, record: Record, timestamp_ms: int, kind: int) -> Record:
         """Return `record`, or the dead letter that takes its place, or the stub if that is refused as well.
 
-        `timestamp_ms` (epoch ms) is that of the input record, and `kind` that of the row (`state.kinds`). A dead letter
-        for the topic of a former `topics.dead_letter` keeps its error if that topic refuses it. Raises TopicMismatch if
-        the stub is too large, or was refused.
+        `timestamp_ms` (epoch ms) is the timestamp of the input record, and `kind` the row's kind (`state.kinds`). A
+        dead letter for the topic of a former `topics.dead_letter` keeps its error if that topic refuses it. Raises
+        TopicMismatch if the stub is too large, or was refused.
         """
         if record.topic in self.stamped_by_due:
             record = record._replace(timestamp_ms=record_due_ms(record))
@@ -159,7 +159,7 @@ class RecordCheck:
     def _objection(self, record: Record, kind: int, tried: int = 0) -> Rejected | None:
         """Return why the record's topic refuses it, or None if no reason is known.
 
-        The first `tried` refusals of its topic are for the message whose place it takes.
+        The first `tried` refusals of its topic are refusals of the message that it replaces.
         """
         topic = record.topic
         limits = self.limits[topic]

@@ -20,10 +20,10 @@ from state.stub import mark_of_whole
 ANY_PARTITION = -1
 # Kafka's value for a record without a timestamp, to which it applies no limit.
 NO_TIMESTAMP = -1
-# What is overdue by more than this is stamped with the present time. It is more than the lateness of a job that runs or
-# starts again, and little against any `retention.ms`. Subscribers know it (`docs/subscribe.md`).
+# Records that are overdue by more than this are stamped with the present time. It exceeds the lateness of a job that
+# runs or restarts, and is short compared to any `retention.ms`. It is documented for subscribers (`docs/subscribe.md`).
 OVERDUE_MS = 60_000
-# What Kafka writes around the one record of a batch (message format 2).
+# The bytes that Kafka adds around the single record of a batch (message format 2).
 _BATCH_BYTES = 61
 # More than the service's own headers, the lengths, and what is around a record take; without the error's sentence.
 _OWN_BYTES = 1_024
@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Turn messages into output records: input headers first, then those of the service.
+    """Turn messages into output records: input headers first, then the service's headers.
 
     A record's timestamp is its due time. It is the present time if that is more than `OVERDUE_MS` past, and for a dead
     letter: a topic may be about to delete what is as old as that. So a record that is written again may have another
@@ -50,7 +50,7 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
     """
     # A message may take a few microseconds in all, so everything possible is computed a column at a time.
     written_ms = now_ms()
-    # What is due before is stamped with the present time.
+    # Records that are due before this are stamped with the present time.
     overdue_ms = written_ms - OVERDUE_MS
     names, contents, bounds = _headers(batch)
     ends = bounds.tolist()
@@ -81,9 +81,9 @@ def message_ids(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _headers(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int32]]:
-    """Return names and contents of the headers of all messages, and where those of each begin and the last one's end.
+    """Return names and contents of the headers of all messages, and the bounds of each message's headers.
 
-    `batch` is mostly a slice, of which Arrow would give the headers of the whole: a hundred times as many.
+    `batch` is mostly a slice. Arrow would return the headers of the whole batch, a hundred times as many.
     """
     headers = batch.column("headers")
     bounds = headers.offsets.to_numpy()
@@ -103,7 +103,7 @@ def record_id(record: Record) -> bytes:
 
 
 def record_due_ms(record: Record) -> int:
-    """Return the due time of an output record that is no dead letter, epoch ms."""
+    """Return the due time of an output record that is not a dead letter, epoch ms."""
     # The last header: the service adds its own after the publisher's.
     return int(record.headers[-1][1] or b"")
 
@@ -121,7 +121,7 @@ def as_dead_letter(record: Record, timestamp_ms: int, topic: str, error: Rejecte
 
 
 def record_bytes(record: Record) -> int:
-    """Return the bytes of a record batch that holds this record alone, uncompressed: what a topic's limit is for."""
+    """Return the bytes of a record batch with only this record, uncompressed: topic limits apply to this size."""
     # Attributes, and the differences to the batch's time and offset, which are 0: a byte each.
     body = 3 + _field_bytes(record.key) + _field_bytes(record.value) + _varint_bytes(len(record.headers))
     body += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in record.headers)

@@ -164,7 +164,7 @@ def _unconfirmed(waited_s: float) -> KafkaException:
 
 
 def _linger_ms(options: Mapping[str, Any], transaction_timeout_ms: int) -> int:
-    """Return for how long the client may wait for more records: it takes no more than a record's own timeout."""
+    """Return how long the client may wait for more records. It accepts no more than a record's own timeout."""
     timeouts_ms = [int(options.get(name, 0)) for name in ("message.timeout.ms", "delivery.timeout.ms")]
-    # 0 is no timeout.
+    # 0 means no timeout.
     return min(_LINGER_MS, *(each // 2 for each in (*timeouts_ms, transaction_timeout_ms) if each))

@@ -1,4 +1,4 @@
-"""What a shard has released: for requests, for the position, and for metrics."""
+"""The messages that a shard has released: for requests, for the position, and for metrics."""
 
 from __future__ import annotations
 

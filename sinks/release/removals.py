@@ -1,4 +1,4 @@
-"""What requests have taken out of a shard, for as long as the shard has to know it."""
+"""The messages that requests have taken out of a shard, for as long as the shard has to know them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_STEP_MS = 1_000
 
 
 class Fate(Enum):
-    """What became of messages that were taken out: they are cancelled, or released at once.
+    """The fate of messages that were taken out: they are cancelled, or released at once.
 
     `UNCERTAIN` is the fate of messages that were requested before a crash: they may still wait in the shard.
     """
@@ -34,7 +34,7 @@ class Removal:
     - `place`: of the chunk
     - `near_taken_in`: up to which offset the near log was taken in by then; after a crash the least bound that is known
     - `until`: all these messages come before this in the delivery order
-    - `epoch`: of the checkpoint whose requests they are
+    - `epoch`: of the checkpoint that the requests belong to
     - `ids`: of the messages
     - `forget_ms`: until when it is remembered, by a clock that stands still while the shard does
     """
@@ -81,15 +81,15 @@ class Removals:
         return united(each.ids for each in self._removals if each.fate in fates)
 
     def ids_at(self, place: Place) -> Ids:
-        """Return what requests have taken out of the chunk at `place`, or may have: those that came after it."""
+        """Return the messages that later requests have taken out of the chunk at `place`, or may have taken out."""
         first = bisect_right(self._removals, place.offset, key=lambda each: each.end(place.log))
         return united(each.ids for each in self._removals[first:]) if first else self._ids
 
     def go_on(self, now_ms: int, below: OrderKey | None) -> None:
-        """Let the clock go on to `now_ms` (epoch ms), and forget what is of no use any more.
+        """Advance the clock to `now_ms` (epoch ms), and forget the removals that are no longer of use.
 
-        That are removals that no chunk has any more which might be read again, since all `below` is released, and that
-        nobody asks for again.
+        A removal is no longer of use if all messages before its `until` are released (`below`), so that no chunk with
+        its messages is read again, and if it is too old to be requested again.
         """
         # While a broker does not answer, nothing is planned. The job may not know yet what was recalled before that.
         self._planning_ms += min(max(0, now_ms - self._planned_ms), _MOST_STEP_MS)

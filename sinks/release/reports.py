@@ -55,9 +55,9 @@ class Refused(Exception):
     def __init__(
         self, topic: str, error: Rejected, refusals: Refusals | None = None, named: Collection[bytes] = ()
     ) -> None:
-        """`error` is that of the record to blame. `refusals` are those whose message is known to be too large.
+        """`error` is the error of the record to blame. `refusals` are the records known to be too large.
 
-        `named` are the ids of the messages that `topic` refuses with `error`, if they are known.
+        `named` has the ids of the messages that `topic` refuses with `error`, if they are known.
         """
         super().__init__(str(error))
         self.topic = topic
@@ -80,12 +80,12 @@ class DeliveryReports:
 
     def __init__(self) -> None:
         self._failure: Callable[[], Exception] | None = None
-        # Of the records that report by themselves, by topic and partition: those that were found too large; those of
-        # batches with a record that has another fault, and the partitions for which the client tells these apart.
+        # By topic and partition, for the records with a report of their own: records that were found too large; records
+        # of batches with an invalid record; and the partitions for which the client tells these apart.
         self._too_large: dict[tuple[str, int], list[Record]] = {}
         self._invalid: dict[tuple[str, int], list[Record]] = {}
         self._told_apart: set[tuple[str, int]] = set()
-        # None where one is not known.
+        # None where an offset is not known.
         self._offsets: dict[tuple[str, int], tuple[int, int] | None] = {}
 
     def begin(self) -> None:
@@ -111,7 +111,7 @@ class DeliveryReports:
 
     def _note(self, place: tuple[str, int], offset: int | None) -> None:
         known = self._offsets.setdefault(place, None if offset is None else (offset, offset))
-        # Of a record that was sent twice, the broker does not say which offset the first one has.
+        # If a record was sent twice, the broker does not report the offset of the first one.
         if known is not None:
             self._offsets[place] = None if offset is None else (min(known[0], offset), max(known[1], offset))
 
@@ -134,8 +134,9 @@ class DeliveryReports:
     def error(self, error: KafkaError, topic: str, partition: int) -> Exception:
         """Return the exception for a record's failure.
 
-        It is Refused; Unwritable with TopicMissing, RightMissing, or TopicMismatch if there is no such partition; or a
-        KafkaException that names the partition, unless it is the whole transaction's.
+        It is Refused for a refused record. It is Unwritable with TopicMissing, RightMissing, or TopicMismatch (for a
+        missing partition). Otherwise it is a KafkaException that names the partition, unless the error concerns the
+        whole transaction.
         """
         refusal = f"{topic}/{partition} refuses the record: {error.str()}"
         if error.code() in _TOO_LARGE:

@@ -11,9 +11,9 @@ from sinks.internal_topics.position import Position
 
 log = logging.getLogger(__name__)
 
-# A search finds the records to blame in fewer tries. Behind so many, all of the topic's records count as refused.
+# A search finds the records to blame in fewer tries. After this many, all of the topic's records count as refused.
 MOST_REWRITES = 64
-# So many tries follow each other without a pause: as many as it takes to find a few records.
+# This many tries follow each other without a pause: enough to find a few records.
 _QUICK, _PAUSE_S = 16, 0.25
 _LOG_EVERY_S = 60.0
 

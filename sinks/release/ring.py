@@ -1,15 +1,15 @@
 """The ring of a shard: producers that are filled ahead, one after the other, and ended in the same order on time.
 
-A transaction that is begun right after the end of another one with the same transactional id waits for the
-coordinator, 20 to 100 ms. So each shard has several ids in turn. Transaction n + 1 ends only after the end of n is
-acknowledged, since its position includes that of n.
+A transaction that begins right after the end of another one with the same transactional id waits 20 to 100 ms for the
+coordinator. So each shard uses several ids in turn. Transaction n + 1 ends only after the end of n is acknowledged,
+since its position includes the position of n.
 
-Opening a ring fences all producers of the rings before it. After that, and only then, the position is read. So no
-producer is replaced alone: it would fence that of another process without reading the position that this one has
-written. A producer whose commit may have been sent twice is left out, and a ring that is worn by that is replaced.
+Opening a ring fences all producers of earlier rings. The position is read after that, and only then. So no producer is
+replaced alone: it would fence a producer of another process without reading the position written by that process. A
+producer is left out if its commit may have been sent twice. A ring with too few producers left is replaced.
 
-Two rings may open at the same time. Each opens its first producer before the others, and uses it first. So the ring
-that loses it to the other one fails before it commits anything, whichever of the others it has.
+Two rings may open at the same time. Each opens its first producer before the others, and uses it first. A ring that
+loses its first producer fails before it commits anything, whichever of the others it still has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What fits a transaction: the limits by which it is cut, and how much of them is left."""
+"""The room in a transaction: the limits by which it is cut, and how much of them is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sinks.release.rate_limiter import GoesTo, Rated, counts_for
 
-# Messages whose topics are looked at together: the rates may allow a few of very many.
+# How many messages have their topics looked up together. The rates may allow only a few of very many messages.
 _PIECE = 1_000
 
 
@@ -25,8 +25,8 @@ class Limits:
 
     - `messages`, `bytes`: how many it has at the most
     - `slice_ms`: the due time that it spans
-    - `at_once`: the most messages for single output topics, and for all together (None). What is known to become a
-      dead letter counts for the dead-letter topic alone
+    - `at_once`: the most messages for single output topics, and for all together (None). A message that is known to
+      become a dead letter counts only for the dead-letter topic
     - `goes_to`: to which topic each message goes, as far as is known
     """
 
@@ -38,7 +38,7 @@ class Limits:
 
 
 class Room:
-    """What is left of `limits` in one transaction."""
+    """The rest of `limits` in one transaction."""
 
     def __init__(self, limits: Limits) -> None:
         self._messages, self._bytes = limits.messages, limits.bytes

@@ -42,7 +42,7 @@ _IDLE_S = 1.0
 # After so long without an error of reading, the next one begins another outage: a shard without records has no other
 # sign that the one before is over.
 _QUIET_S = 60.0
-# Of the memory that a shard may use: transactions that are not committed yet have this share, chunks the rest.
+# Uncommitted transactions may use this share of a shard's memory, chunks the rest.
 _SHARE_OF_TRANSACTIONS = 0.25
 # How much later than planned now the last transaction may end, until the clock counts as set back.
 _SET_BACK_MS = 1_000
@@ -50,7 +50,7 @@ _SET_BACK_MS = 1_000
 
 @dataclass(frozen=True)
 class Backlog:
-    """What is staged and not released: about how many messages, and when the first is due (epoch ms), if any."""
+    """The messages staged and not released: about how many, and when the first is due (epoch ms), if any."""
 
     messages: int = 0
     next_due_ms: int | None = None
@@ -220,7 +220,7 @@ class ShardRelease(PartThread):
             try:
                 return pending.plan(clock_ms, clock_ms + release.lead, self._limits(clock_ms))
             except PayloadMissing as missing:
-                # What is read again for requests is needed once, and may be more than there is room for.
+                # Payloads that are read again for requests are needed once, and may take more than the room left.
                 self._limit(pending)
                 try:
                     for place, payload in reader.read_again(missing.places):

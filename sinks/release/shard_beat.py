@@ -10,9 +10,9 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 
 
 class Ender(Protocol):
-    """What ends transactions, in a thread of its own: when it ended one last, and since when it is ending one, if any.
+    """Ends transactions in a thread of its own. Says when it ended the last one, and since when it is ending one.
 
-    Both are by the monotonic clock.
+    Both times are by the monotonic clock.
     """
 
     ended_s: float

@@ -29,13 +29,13 @@ class ShardRates:
         self._beat = beat
         # How many closed topics had been found to take records again when the rates were read.
         self._reopened = 0
-        # How many partitions the topics had, whose rates are limited, when these were read.
+        # How many partitions the topics with limited rates had when the rates were read.
         self._partitions: Mapping[str, int] = {}
         self._read_s = 0.0
         self.limiter = RateLimiter(self._settings.release.messages_per_second / self._shards, self._shares())
 
     def read(self) -> None:
-        """Read how many partitions the topics have whose rates are limited. Raises BrokerUnreachable."""
+        """Read how many partitions the topics with limited rates have. Raises BrokerUnreachable."""
         retry = self._beat.retry()
         self._reopened = self._closed.reopened
         self._read_s = time.monotonic()
@@ -48,14 +48,14 @@ class ShardRates:
                 retry.wait(problem)
 
     def read_if_reopened(self) -> None:
-        """Read them if a topic takes records again: it may have been made anew, with another number of partitions."""
+        """Read them if a topic takes records again: it may have been recreated with another number of partitions."""
         if self._closed.reopened != self._reopened:
             self.read()
 
     def read_for(self, messages: pa.Table) -> None:
         """Read them if one of `messages` is for a partition that its topic did not have before.
 
-        Not for each of them: a topic that was made anew with fewer partitions never has it.
+        It does not do so for each message: a topic that was recreated with fewer partitions never has that partition.
         """
         if time.monotonic() < self._read_s + _RATES_S:
             return

@@ -1,7 +1,7 @@
-"""Writes the transactions of a shard in their order, and again with a new ring what is not committed after a failure.
+"""Writes the transactions of a shard in order. After a failure, a new ring writes the uncommitted ones again.
 
-What a topic refuses goes to the dead-letter topic (`narrowing`), and so does what is for a topic that is gone, or
-barred, if the service can do without it (`closed_topics`).
+Records that a topic refuses go to the dead-letter topic (`narrowing`). So do messages for a topic that is gone or
+barred, if the service can do without that topic (`closed_topics`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ShardWriter:
         self._releases = releases
         self._topics = self._no_topics()
         self._search: FaultSearch | None = None
-        # What the position counts after the transaction that was refused last.
+        # The counters of the position after the transaction that was refused last.
         self._refused_until = (0, 0, 0)
         self._rewrites = Rewrites(shard, beat.stopping)
         # The retries of writing since the last transaction that is known to be committed.
@@ -75,7 +75,7 @@ class ShardWriter:
 
     @property
     def topics(self) -> Topics:
-        """What is known of the topics since `open`."""
+        """The knowledge of the topics since `open`."""
         return self._topics
 
     def open(self) -> Position | None:
@@ -126,7 +126,7 @@ class ShardWriter:
                 return
             self.in_flight.append(planned)
             todo.append(planned)
-        # What is in flight when it stops, the next process plans again.
+        # Transactions in flight when it stops are planned again by the next process.
         while not self._beat.stopping.is_set():
             begun_ms = now_ms()
             self._beat.step()
@@ -267,7 +267,7 @@ class ShardWriter:
         self._forget_up_to(position)
 
     def _open_ring(self, retry: BrokerRetry) -> Ring:
-        """Open a ring whose position is not behind what this process knows to be committed."""
+        """Open a ring with a position that is not behind the last known commit of this process."""
         while True:
             self._beat.step()
             try:

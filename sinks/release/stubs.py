@@ -10,15 +10,15 @@ from state.stub import MOST_STUB_BYTES, Stub, digest, headers_left, key_left, sp
 
 
 def as_stub(letter: Record) -> Record:
-    """Return the stub of a dead letter, of which a topic can refuse nothing but `MOST_STUB_BYTES` bytes.
+    """Return the stub of a dead letter. A topic can refuse it only for its size, up to `MOST_STUB_BYTES`.
 
-    It has a key, since a compacted topic demands one: the message id if the record has no short one. It has no
-    timestamp, since this host's clock may be ahead of what the topic takes.
+    It has a key, since a compacted topic demands one: the message id if the record has no short key. It has no
+    timestamp, since this host's clock may be further ahead than the topic allows.
     """
     before, service = letter.headers[:-SERVICE_HEADERS], letter.headers[-SERVICE_HEADERS:]
     own, stub = split_stub(letter.key, letter.value, before, record_id(letter))
     own = own if stub is None else before
-    # The intake may have made a stub of it, with what it alone knows. One that is larger only looks like a stub.
+    # The intake may have made a stub of it, with facts that only the intake knows. A larger one only looks like a stub.
     if stub is None or record_bytes(letter) > MOST_STUB_BYTES:
         sizes = np.array([len(name.encode()) + len(value or b"") for name, value in own], dtype=np.int64)
         facts = Stub(

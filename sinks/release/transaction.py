@@ -44,9 +44,9 @@ from state.recalled import Recall, partition_of_shard, recall_records
 
 log = logging.getLogger(__name__)
 
-# Of requests in a chunk for another shard: with the headers that come back with the answers.
+# The most bytes of requests in a chunk for another shard, with the headers that come back with the answers.
 _REQUESTS_BYTES = 512 * 1024
-# Of recalls between two flushes: 50 kB, and 170 kB with the longest topic names.
+# The most recalls between two flushes: 50 kB, and 170 kB with the longest topic names.
 _RECALLS = 500
 
 
@@ -64,7 +64,7 @@ class TransactionWriter:
         self._most_deliveries = most_deliveries(settings.limits.max_message_bytes)
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
         self._unflushed: dict[tuple[str, int], int] = {}
-        # The messages of the transaction whose records became dead letters: the reason of each, by message id.
+        # The messages of the transaction that became dead letters: the reason of each, by message id.
         self.replaced: dict[bytes, str] = {}
 
     @property
@@ -157,7 +157,7 @@ class TransactionWriter:
         self, planned: Planned, check: RecordCheck, search: FaultSearch, topics: Collection[str]
     ) -> None:
         group: list[Record] = []
-        # What one batch has room for, with some to spare.
+        # The room in one batch, with some to spare.
         most_bytes, nbytes = check.batch_bytes // 2, 0
         # Records, and not suspects: a request has the id of the replacement that it comes with.
         left = sum(identity in search.suspects for identity in message_ids(planned.messages).to_pylist())
@@ -172,7 +172,7 @@ class TransactionWriter:
                     left -= 1
                 self._make_room(record, check, topics)
                 self.producer.produce([record], self.producer.reports.of_tried(record))
-                # The last group may be a smaller one. What comes after it may be refused too, and is no part of it.
+                # The last group may be smaller. Records after it may be refused too, and are not part of the group.
                 if suspect and (len(group) == search.group or nbytes > most_bytes or not left):
                     self._flush(topics)
                     group, nbytes = [], 0
@@ -183,10 +183,10 @@ class TransactionWriter:
             raise self._group_refused(refusal, group, refusal.named) from None
 
     def _group_refused(self, refusal: Refused, written: Collection[Record], named: Collection[bytes]) -> GroupRefused:
-        """Return the error for records that were in flight together, and remember what is too large.
+        """Return the error for records that were in flight together, and remember the ones that are too large.
 
-        `named` are the ids that the client names, if they were in a single batch: it names none if the fault is of one
-        record, and what it says of several batches cannot be told apart.
+        `named` has the ids that the client names, if the records were in a single batch. It names no record if only one
+        is at fault, and its reports for several batches cannot be told apart.
         """
         own = {record_id(record): record_bytes(record) for record in written if record.topic == refusal.topic}
         if refusal.refusals:

@@ -41,7 +41,7 @@ class ChunkIds:
 
 
 class WaitingIds:
-    """Looks ids up in those of waiting chunks. Gives each source, (topic, partition), a number, for NumPy to search."""
+    """Looks up ids in waiting chunks. Gives each source, (topic, partition), a number, for NumPy to search."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int], int] = {}
@@ -65,8 +65,8 @@ class WaitingIds:
         return ChunkIds(np.array(sources, dtype=np.int64), lowest, highest, firsts, numbers)
 
     def common(self, chunks: Iterable[ChunkIds], wanted: Ids) -> Ids:
-        """Return those of `wanted` that one of `chunks` has."""
-        # Most sources that strangers ask for have no message here.
+        """Return the `wanted` ids that one of `chunks` has."""
+        # Most sources in requests of strangers have no message here.
         known = {source: offsets for source, offsets in wanted.items() if source in self._numbers}
         if not known:
             return NO_IDS
