@@ -1,4 +1,4 @@
-"""Output: writes sealed buckets to Delta, and due messages and the service's own records to Kafka, each exactly once.
+"""Output, exactly once: sealed buckets to Delta, and due messages and the service's own records to Kafka.
 
 This package decides neither what is due nor what is sealed, and reads no delay headers. It does not import `sources`.
 

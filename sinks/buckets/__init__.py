@@ -1,4 +1,4 @@
-"""The table of sealed buckets: what batches seal, merges and joins store in Delta, and what is read of it.
+"""The table of sealed buckets in Delta: the commits of batches, merges and joins, and reading the table.
 
 Read `delta_store` (the Delta table) and `table_writers` (who may commit), `bucket_table` (seals, segments, chunks and
 ids), `segment_figures` (counts of its messages), `merge_commits` and `join_commits` (what maintenance stores), and then

@@ -52,8 +52,7 @@ class BucketTable(DeltaStore):
     """The table of sealed buckets at `path`. A batch seals a bucket in one Delta commit.
 
     A merge commits the parts of its bucket one by one (`merge_commits`). They count from the commit on that also
-    removes the buckets that it replaces. Until then, and if the merge was abandoned, no method returns anything of
-    them.
+    removes the buckets that it replaces. Until then, and if the merge was abandoned, no method returns their rows.
     """
 
     def append(self, rows: DataFrame, writer_id: str, batch_id: int) -> None:
@@ -278,7 +277,7 @@ class BucketTable(DeltaStore):
         return {kind.bucket_of(row["part"]) or 0: row["sum(size)"] for row in rows}
 
     def _has_ids(self, kind: IdRows) -> bool:
-        # Most tables have none, and to know that takes no Spark job.
+        # Most tables have no such rows, and checking that takes no Spark job.
         return bool(partitions_of(self.all_rows(), kind.condition))
 
 

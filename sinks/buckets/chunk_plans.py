@@ -31,7 +31,7 @@ def in_slices(
     function: Callable[[int, int], ArrowFunction],
     schema: StructType,
 ) -> DataFrame:
-    """Return what `function` makes of the chunks for each of `ranges` of due time, epoch ms: each in a task of its own.
+    """Return the output of `function` for the chunks of each of `ranges` of due time (epoch ms), each in its own task.
 
     `ranges` has at least one range. `function` takes a range, and returns a function for `mapInArrow` that yields
     batches of the `schema`.

@@ -1,6 +1,6 @@
 """The Delta table in which sealed buckets are stored: its format, its versions, and the commits that change it.
 
-Delta decides by partition alone what a commit replaces, so a batch that seals does not conflict with maintenance.
+Delta decides only by partition which files a commit replaces, so a batch that seals does not conflict with maintenance.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     "delta.enableDeletionVectors": "false",
     "delta.dataSkippingStatsColumns": "bucket,shard,segment,deliver_at_ms,max_deliver_at_ms",
-    # Delta's own values. A cluster may have others for new tables, by which a delete is refused, the stored column
-    # names are unknown to reports, or files are written again behind the job's back.
+    # Delta's own values. A cluster may have other defaults for new tables: they may refuse deletes, store column names
+    # that reports do not know, or rewrite files behind the job's back.
     "delta.appendOnly": "false",
     "delta.autoOptimize.autoCompact": "false",
     "delta.autoOptimize.optimizeWrite": "false",
@@ -55,7 +55,7 @@ _CLEAN_UP_DEFAULTS = {"4.0": 1, "4.1": 2}
 
 
 class WriterVersion(NamedTuple):
-    """A version of a writer: of its commits with the same version, or a later one, Delta makes one."""
+    """A version of a writer. Delta skips a commit if the writer has committed this version, or a later one."""
 
     writer: str
     version: int
@@ -132,14 +132,15 @@ class DeltaStore:
         return int(self.log.update(False, nothing, nothing).version())
 
     def forget_log(self) -> None:
-        """Let this process read the table's log again, and not go on from what it knows of it."""
+        """Let this process read the table's log again, instead of going on from its cached state."""
         jvm: Any = self.spark.sparkContext._jvm
         self._logs.invalidateCache(self.spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(self.path))
 
     def look_ahead(self) -> None:
-        """Work out which files the newest version has, which the next `append` and the next reading must know.
+        """Compute the files of the newest version, which the next `append` and the next read need.
 
-        Delta would do it then, in half a second. It does it once for each version. Another thread may call this.
+        Otherwise Delta computes them at that time, in half a second. It does so once for each version. Another thread
+        may call this.
         """
         self.log.unsafeVolatileSnapshot().transactions()
 
@@ -151,7 +152,7 @@ class DeltaStore:
         """Prevent `writer_id` from appending anything again.
 
         Call it before the metadata is read: a process of the writer may be paused between its check of the lease and
-        its commit, and would append what this process finds missing.
+        its commit, and would append the rows that this process finds missing.
         """
         self.before_change()
         fence_writer(self.spark, self.log, writer_id)

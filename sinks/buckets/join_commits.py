@@ -1,4 +1,4 @@
-"""The commits that join Delta partitions with ids of messages, without the ids that are of no use any more."""
+"""The commits that join Delta partitions with ids of messages, without the ids that are no longer needed."""
 
 from __future__ import annotations
 

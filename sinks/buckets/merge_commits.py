@@ -30,10 +30,10 @@ def merge_token(store: BucketTable, fencing_token: int) -> int:
 
 
 def fence_merges(store: BucketTable, token: int) -> None:
-    """Let no merge with a lower token than `token` finish any more.
+    """Prevent merges with a lower token than `token` from finishing.
 
     Call it before the metadata is read: the process that held the lease before may be paused, and would replace
-    buckets that this process has read the metadata of.
+    buckets after this process has read their metadata.
     """
     nothing = store.spark.sql("SELECT '' AS part, 0L AS bucket WHERE false")
     store.overwrite([_NO_PARTITION], nothing, _merge_version(token, 0))

@@ -11,7 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-# The same writer has committed meanwhile.
+# The same writer has committed in the meantime.
 _CONCURRENT_TRANSACTION = "io.delta.exceptions.ConcurrentTransactionException"
 # The first version of a fence. Batches have lower numbers.
 _FENCE = 1 << 62
@@ -36,7 +36,7 @@ def newest_version(log: Any, writer_id: str) -> int:
 
 
 def newest_batch(version: int) -> int | None:
-    """Return the newest batch that a writer with the newest `version` has written, or None if it wrote none."""
+    """Return the newest batch that a writer with the newest `version` has written, or None if it wrote no batch."""
     batch_id = version - _FENCE - 1 if is_fence(version) else version
     return batch_id if batch_id >= 0 else None
 
@@ -70,5 +70,5 @@ def fence_writer(spark: SparkSession, log: Any, writer_id: str) -> None:
 
 
 def is_concurrent(problem: Py4JJavaError) -> bool:
-    """Return whether Delta refused a write since its writer had committed meanwhile."""
+    """Return whether Delta refused a write because its writer had committed in the meantime."""
     return str(problem.java_exception.getClass().getName()) == _CONCURRENT_TRANSACTION

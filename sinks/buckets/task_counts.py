@@ -20,7 +20,7 @@ class _ByPartition(AccumulatorParam[_Counts]):
 
 
 class StepCount:
-    """The sum of what the tasks of one step report. A function of `mapInArrow` may have it."""
+    """The sum of the numbers that the tasks of one step report. A function for `mapInArrow` may hold it."""
 
     def __init__(self, counts: Accumulator[_Counts], step: int) -> None:
         self._counts = counts

@@ -167,7 +167,7 @@ class GroupMember:
         try:
             found = strangers(self._options, self._group)
         except KafkaException as problem:
-            # An outage, of which those say more that read and write.
+            # This is an outage. The parts that read and write log more about it.
             log.debug("cannot describe group %s: %s", self._group.id, problem)
             return
         for name in found.keys() - self.strangers.keys():

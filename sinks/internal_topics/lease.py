@@ -180,7 +180,7 @@ class HeldLease:
             self._lease, self._confirmed_s = heartbeat, begun_s
 
     def _write_unless_taken(self, lease: Lease, sent_s: float) -> None:
-        """Write `lease`, also if others that claim it in vain fence this producer meanwhile: each does so once."""
+        """Write `lease`, even if failed claims of other processes fence this producer: each process does so once."""
         for left in reversed(range(_TRIES_IF_FENCED)):
             try:
                 self._write(lease, sent_s)
@@ -236,7 +236,7 @@ def _clock_s() -> float:
 
 
 def _wait_for_holder(options: Mapping[str, str], topic: str) -> Lease | None:
-    """Return the last lease once its holder has released it, or written no heartbeat for its period."""
+    """Return the last lease once its holder has released it, or has not written a heartbeat for its period."""
     last = read_lease(options, topic)
     if last is None or last.released:
         return last

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 30.0
 _NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
-# Also what a broker says that has just started, until it knows its partitions.
+# A broker that has just started also answers with these, until it knows its partitions.
 NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
 
 
@@ -28,7 +28,7 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int, after_f
 
     Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
     `options` are librdkafka's. `after_fencing` says that all earlier writers are fenced, so that no transaction is
-    open: one that stays open all the same hides newer records, and the partition cannot be read to its end.
+    open. A transaction that is still open hides newer records, and then the partition cannot be read to its end.
 
     Raises TopicMissing, RightMissing, and BrokerUnreachable if the record cannot be read within 30 s.
     """

@@ -22,9 +22,9 @@ from state.recalled import (
 
 
 class RecalledWriter:
-    """A producer that fences the one before, and reads the newest `KnownFrom` then: so what it writes never goes back.
+    """A producer that fences the one before, and then reads the newest `KnownFrom`, so that this never goes back.
 
-    `known_from` is None if nobody has written any: the topic is new.
+    `known_from` is None if the topic is new and has no such record.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -45,7 +45,7 @@ class RecalledWriter:
             raise
 
     def move(self, known_from: KnownFrom) -> None:
-        """Write from where on messages are known. Raises what `LogProducer.write` does."""
+        """Write from where on messages are known. Raises the errors of `LogProducer.write`."""
         self._write([LogRecord(self._topic, KNOWN_FROM_PARTITION, known_from_record(known_from), KNOWN_FROM_KEY)])
         self.known_from = known_from
 

@@ -1,4 +1,4 @@
-"""A ready chunk as a Kafka record: the messages as its value, and in one header what they are, to be read unopened."""
+"""A ready chunk as a Kafka record: its value has the messages, and a header has their summary, readable by itself."""
 
 from __future__ import annotations
 

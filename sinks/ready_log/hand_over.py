@@ -24,7 +24,7 @@ from state.order import OrderKey, in_order, key_of, up_to
 
 log = logging.getLogger(__name__)
 
-# Decoded: a chunk is what a release process opens, and takes in, at once.
+# The size of a decoded chunk: a release process opens a chunk, and takes it in, at once.
 _CHUNK_BYTES = 512 * 1024
 _CHUNK_MESSAGES = 2_000
 # A release process keeps a chunk open as long as one of its messages waits. So one that spans more due time than this
@@ -32,7 +32,7 @@ _CHUNK_MESSAGES = 2_000
 _CHUNK_SPAN_MS = 5_000
 _LEAST_CUT_BYTES = 32 * 1024
 _LOOK_EVERY_S = 0.2
-# Which part of the time that a transaction may be open an attempt waits for another one that commits nothing.
+# An attempt waits this part of the transaction timeout for another attempt that commits nothing.
 _PATIENCE = 4
 
 # Opening a writer costs tens of milliseconds, and the process lives on (`sinks.ready_log.writer_host`).
@@ -86,7 +86,7 @@ def _close_moved(plan: HandOverPlan) -> None:
         # The driver does not know yet which writers this batch has opened.
         if key[0] == plan.application_id and moved and writer.opened_for.batch_id < plan.batch.batch_id:
             writer.close()
-            # Not one that the thread of that shard has opened meanwhile.
+            # Keep a writer that the thread of that shard has opened in the meantime.
             if _open_writers.get(key) is writer:
                 _open_writers.pop(key, None)
 
@@ -146,9 +146,9 @@ def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int]
 def _written(
     plan: HandOverPlan, writer: ReadyLogWriter, tables: list[pa.Table], progress: Progress, start: int, attempt: int
 ) -> ReadyLogWriter:
-    """Commit the messages after position `start` of the batch; return the writer that did, or that found it done.
+    """Commit the messages after position `start` of the batch, unless they are committed. Return the last writer.
 
-    A writer that is spent is replaced.
+    A spent writer is replaced.
     """
     retry = _retry(plan, writer.shard)
     chunks = [chunk for table in tables for chunk in ready_chunks(table, plan.clock_ms, plan.most_deliveries)]

@@ -81,7 +81,7 @@ class Sent:
 def hand_over_by_host(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> Sent:
     """Let the host of this executor do what `sinks.ready_log.hand_over.hand_over` does.
 
-    Returns when all `messages` are sent. Without a host, this process hands over itself.
+    Returns when all `messages` are sent. Without a host, this process stages them itself.
     """
     connection = _connected()
     if connection is None:

@@ -1,9 +1,9 @@
-"""Output topics that do not take records any more: what is to go there becomes dead letters, until they do again.
+"""Output topics that no longer take records: messages for them become dead letters, until they take records again.
 
-A publisher chooses the output topic of a message (`deliver-to`), and its owner may delete it or bar it while the
-message waits. That must not stop what others have published. So a topic is *closed* here that is gone, may not be
-written to, or has fewer partitions than messages were accepted for. The topics of the settings are never closed:
-without one of these an operator is needed.
+A publisher chooses the output topic of a message (`deliver-to`). The topic's owner may delete it or bar it while the
+message waits. That must not stop the messages of others. So a topic is *closed* here if it is gone, may not be written
+to, or has fewer partitions than messages were accepted for. The topics of the settings are never closed: if one of them
+is missing, an operator is needed.
 
 A topic is closed only if a broker says so twice, some seconds apart, and knows another topic of the service. A topic
 that has no leader, or that not all brokers have heard of yet, does not count as closed.
@@ -37,7 +37,7 @@ _LOOK_EVERY_S = 5.0
 _LOG_EVERY_S = 60.0
 # Above the number of every partition.
 _EVERY = 1 << 31
-# Topics, and how many partitions of each messages were accepted for.
+# Topics, and for how many partitions of each topic messages were accepted.
 Needs = Mapping[str, int]
 
 
@@ -58,7 +58,7 @@ class ClosedTopics:
     """The closed topics that a release process knows of. All of its shards share them."""
 
     def __init__(self, settings: Settings, options: Mapping[str, str]) -> None:
-        """Know of none. `options` are librdkafka's."""
+        """Begin without closed topics. `options` are librdkafka's."""
         self._options = options
         self._required = required_topics(settings)
         # It must be there for the release of any shard.
@@ -134,7 +134,7 @@ class ClosedTopics:
         }
 
     def _change(self, looked_at: Needs, found: dict[str, Closed]) -> None:
-        """Take `found` for what is closed of the topics that were looked at, and log it once a minute."""
+        """Store `found` as the closed ones of the topics that were checked, and log it once a minute."""
         with self._changing:
             now_s = time.monotonic()
             reopened = self._closed.keys() & looked_at.keys() - found.keys()

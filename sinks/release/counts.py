@@ -20,10 +20,10 @@ from state.message_ids import ID
 # The upper bounds of the histogram of lateness, ms: from a transaction on an idle broker to an outage of an hour.
 BOUNDS_MS = (1, 2, 5, 10, 20, 30, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000, 3_600_000)
 _BOUNDS_MS = np.array(BOUNDS_MS)
-# An output topic beyond so many counts as `OTHER_TOPICS`: a pattern may allow any number.
+# Output topics beyond this number count as `OTHER_TOPICS`: a pattern may allow any number of topics.
 MOST_TOPICS = 200
 OTHER_TOPICS = "(other topics)"
-# All that is counted by: what is filtered is copied, and keys and values may be large.
+# The columns needed for counting: filtering copies rows, and keys and values may be large.
 _COUNTED_BY = ["deliver_at_ms", *ID, "output_topic"]
 
 
@@ -46,7 +46,7 @@ class TopicCounts:
 
 
 class ReleaseCounts:
-    """Counts what the shards of a release process have released. They only grow, whichever shards it has."""
+    """Counts the messages released by the shards of a process. Counts only grow, whichever shards it has."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -74,9 +74,9 @@ class ReleaseCounts:
                 counts.early += int((own < 0).sum())
 
     def _due(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.Table:
-        """Return what is delivered of `messages`, and count the others: answers and dead letters."""
+        """Return the delivered ones of `messages`, and count the others: answers and dead letters."""
         is_due = is_delivered(messages)
-        # Nearly always, and then nothing needs a copy.
+        # This holds nearly always, and then no copy is needed.
         if not replaced and is_due.all():
             return messages
         results = count_results(messages.select(["value"]).filter(pa.array(kinds_of(messages) == ANSWER)))

@@ -122,7 +122,7 @@ class EncodedChunks:
         self._wait(self.incoming[log].popleft())
 
     def wait_from(self, chunk: Chunk, first: OrderKey, count: int) -> None:
-        """Let `count` decoded messages of `chunk` wait again, from `first` on, and what waits of it already."""
+        """Let `count` decoded messages of `chunk` wait again, from `first` on, before those that wait already."""
         if chunk.place in self:
             self._unwait(chunk)
             count += chunk.count

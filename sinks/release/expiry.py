@@ -1,6 +1,6 @@
-"""Messages that are of no use any more when they could be delivered: they go to the dead-letter topic.
+"""Messages that are no longer of use when they could be delivered: they go to the dead-letter topic.
 
-By the policies of their input topic: so long after they were due, or after the instant in a header.
+The policies of their input topic decide: they expire some time after they were due, or after the instant in a header.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Expiry:
 
     @staticmethod
     def of(settings: Settings) -> Expiry:
-        """Return what the settings of the job say."""
+        """Return the rules in the settings of the job."""
         never = frozenset((settings.topics.dead_letter, settings.results_topic))
         return Expiry(settings.policies.of_all, settings.policies.by_topic, never)
 
@@ -103,5 +103,5 @@ def _instant(value: bytes | None, otherwise_ms: int) -> int:
     try:
         return parse_instant(header_text(value))
     except ValueError:
-        # Accepted before there was the policy, or under another one: such a message never expires.
+        # It was accepted before the policy existed, or under another one. Such a message never expires.
         return otherwise_ms

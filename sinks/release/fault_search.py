@@ -26,8 +26,8 @@ class FaultSearch:
     def __init__(self, suspects: Collection[bytes], is_first: bool) -> None:
         """`is_first` says whether they were written as a whole, without groups."""
         self.suspects = frozenset(suspects)
-        # If a batch has several such records, the client names each: so first, groups as large as batches. Then few
-        # flushes are needed, for this round and the next one together.
+        # If a batch has several such records, the client names each. So the first groups are as large as batches. Then
+        # few flushes are needed, for this round and the next one together.
         self.group = min(len(suspects), FIRST_GROUP) if is_first else math.isqrt(len(suspects))
 
 

@@ -13,8 +13,8 @@ from state.order import OrderKey
 class Incoming:
     """The order in which the incoming chunks among `chunks` are taken in.
 
-    A chunk of requests waits until all is taken in that the near log had when it was read: there may be the messages
-    that it is about.
+    A chunk of requests waits until everything is taken in that the near log had when the chunk was read: the messages
+    to recall may be there.
     """
 
     def __init__(self, chunks: EncodedChunks) -> None:

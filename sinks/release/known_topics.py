@@ -69,7 +69,7 @@ class Topics:
 
     @property
     def check(self) -> RecordCheck:
-        """The check of records by what is known now."""
+        """The check of records by the present knowledge."""
         options = self._options
         return RecordCheck(
             self.limits,
@@ -116,8 +116,8 @@ class Topics:
         """Remember `refusals` of single records for their size, and those that follow from them.
 
         `written` has the uncompressed bytes of all records of `topic` in the transaction, by message id. No larger one
-        is accepted, unless it is compressed better. If the topic refuses often, whatever is above its limit counts as
-        refused, and everything if the limit is not known.
+        is accepted, unless it is compressed better. If the topic refuses often, all records above its limit count as
+        refused, or all records if the limit is not known.
         """
         for (_, identity), error in refusals.items():
             self.refuse(topic, identity, error)
@@ -143,8 +143,8 @@ class Topics:
     def refuses_often(self, topic: str) -> bool:
         """Count a refusal of `topic`, and return whether there were too many lately to look for each record.
 
-        All topics of the shard wait for each of them. The dead-letter topic never has too many: what it refuses loses
-        its value.
+        All topics of the shard wait for each of them. The dead-letter topic never has too many refusals: a record that
+        it refuses loses its value.
         """
         now_s = time.monotonic()
         lately = self._refusals_s.setdefault(topic, deque(maxlen=self._most_refusals))
@@ -253,11 +253,11 @@ class Topics:
     def look_for(self, topics: Collection[str]) -> Unwritable | None:
         """Return one of `topics` that is gone, or may not be written to, if there is any. Raises KafkaException.
 
-        One without which the service cannot go on comes first.
+        A topic that the service cannot do without comes first.
         """
         found = topic_access(self._options, topics)
         if any(found[topic].kind != "open" and not self.closed.may_close(topic) for topic in found):
-            # The service ends for it, so not by the first word of a broker that has just started.
+            # The service ends for it, so the first answer of a broker that has just started is not enough.
             time.sleep(STARTING_S)
             found = topic_access(self._options, topics)
         for topic in sorted(found, key=self.closed.may_close):

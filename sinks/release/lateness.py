@@ -39,7 +39,7 @@ class LatenessWindow:
         if 0 <= now_ms - self._computed_ms < _EVERY_MS:
             return self._newest
         with self._lock:
-            # Also what is far ahead: the clock was, and nothing behind it would go until it is there again.
+            # Samples that are far ahead go as well: the clock was ahead, and would keep all samples behind them.
             while self._samples and abs(now_ms - self._samples[0][0]) > _SPAN_MS:
                 self._samples.popleft()
             samples = list(self._samples)

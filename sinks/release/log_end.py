@@ -52,7 +52,7 @@ def unreleased(settings: Settings, options: Mapping[str, str], shards: Collectio
 
 
 def all_ends(settings: Settings, options: Mapping[str, str], shards: Collection[int]) -> dict[int, dict[Log, int]]:
-    """Return the offset after the last record of each log of `shards`, committed or not; none where a partition lacks.
+    """Return the offset after the last record of each log of `shards`, committed or not, for existing partitions.
 
     Raises KafkaException, BrokerUnreachable.
     """
@@ -75,9 +75,9 @@ def log_ends(options: Mapping[str, str], topic: str, shards: Collection[int]) ->
 
 
 def _is_released(position: LogPosition | None, found: str, end: int) -> bool:
-    """Return whether all below offset `end` of the log with the topic id `found` is released.
+    """Return whether all records below offset `end` of the log with the topic id `found` are released.
 
-    The position of another log says nothing of this one.
+    The position of another log says nothing about this one.
     """
     if position is None or position.topic_id != found:
         return end == 0

@@ -1,4 +1,4 @@
-"""Reads the two logs of a shard: first up to their ends, then what comes.
+"""Reads the two logs of a shard: first up to their ends, then new records.
 
 It has two consumers, each for both logs. One waits at the broker for new records. The other reads the existing records
 and does not wait for more, so that it finds the ends of the logs at once. More records may have come behind these ends
@@ -34,11 +34,10 @@ _MOST_AT_ONCE = 100
 _TIMEOUT_S = 30.0
 # The most that a reader may fetch ahead. A larger record is fetched alone.
 _PREFETCH_KBYTES = 4096
-# How long the ends of the logs that were asked for count as the present ones, and how long the consumer that waits for
-# what comes may take for its first answer: nothing is due less than 0.3 s after it has come, but for what nobody can
-# put in order.
+# How long requested ends of the logs count as present, and how long the consumer for new records may take for its first
+# answer. No message is due less than 0.3 s after it has come, except for messages that cannot be put in order anyway.
 _PRESENT_S, _FIRST_ANSWER_S = 0.1, 0.15
-# After so many questions a host that is too busy is given more time for each: it must not ask for ever.
+# After this many requests for the ends, a busy host gets more time for each request: it must not repeat them forever.
 _MOST_QUESTIONS = 20
 # A larger gap is not read through, but sought across.
 _GAP = 50
@@ -70,10 +69,10 @@ class LogReader:
         self.at_end = False
         self.damaged: dict[Place, ReadyLogLost] | None = None
         self.ends = {log: self.position.of(log).lowest for log in Log}
-        # Where the logs ended when that was asked, when it was, by the monotonic clock, and how often.
+        # The ends of the logs as last requested, when that was (by the monotonic clock), and how often it was done.
         self._sought = dict(self.ends)
         self._sought_s, self._questions = -math.inf, 0
-        # Until when the first answer of the consumer is waited for that follows; None before it does.
+        # Until when to wait for the first answer of the consumer for new records; None while it is not in use.
         self._answer_by_s: float | None = None
         self._options = {
             **options,
@@ -157,9 +156,9 @@ class LogReader:
             yield place, summary, payload
 
     def read_to_end(self) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
-        """Yield what `read` does, until everything that was there lately has been read.
+        """Yield the chunks of `read`, until everything that was there lately has been read.
 
-        Raises what `read` does, and BrokerUnreachable if nothing more can be read for 30 s: a partition without a
+        Raises the errors of `read`, and BrokerUnreachable if nothing more can be read for 30 s: a partition without a
         leader gets one again in time.
         """
         ends, heard_s = dict(self.ends), time.monotonic()
@@ -214,7 +213,7 @@ class LogReader:
             return topic_id(options, self._topics[log])
 
     def _follow_at_ends(self) -> None:
-        """Go on at the ends of the logs with what comes, if they are the present ones.
+        """Go on with new records at the ends of the logs, if these are the present ends.
 
         Raises RightMissing, KafkaException.
         """
@@ -236,7 +235,7 @@ class LogReader:
         self._answer_by_s = time.monotonic() + _FIRST_ANSWER_S
 
     def _is_behind(self) -> bool:
-        """Return whether a log is not read yet up to where it ended: one into which much comes never says so itself."""
+        """Return whether a log is not yet read up to its known end: a busy log never reports its end itself."""
         return any(self.ends[log] < self._sought[log] for log in Log)
 
     def _is_record(self, message: Message) -> bool:
@@ -261,7 +260,7 @@ class LogReader:
     def _problem_of(self, log: Log, found: str) -> str:
         """Return the problem with `log`, or "" if there is no problem. Its topic has the id `found`."""
         own, place = self.position.of(log), f"{self._topics[log]}/{self._shard}"
-        # First: another topic may lack the partition, which is no more than a part of what is wrong with it.
+        # This comes first: another topic may also lack the partition, but that is not the main problem.
         if own.topic_id != found:
             return f"{place} is not the topic ({found}) that was released before"
         low, high = bounds(self._there, self._partition(log), time.monotonic() + _TIMEOUT_S)

@@ -27,18 +27,18 @@ class Narrowing:
     def next(
         self, refusal: GroupRefused, planned: Planned, begun_ms: int, tries: int, limits_changed: bool, is_first: bool
     ) -> FaultSearch | None:
-        """Return how to write `planned`, which was refused, and remember what is to blame.
+        """Return how to write `planned`, which was refused, and remember the messages to blame.
 
-        A single message that is left is to blame, and so is what the client names. Everything that is for the topic is,
-        if the topic refuses so often that others would wait for too long, or after too many `tries`. Nothing is
-        searched if the refusal may have another cause: limits that were changed meanwhile; a timestamp ahead of the
-        broker's clock when it was written, at `begun_ms`; this host's time as the timestamp; or a first error that says
-        nothing of the record. `is_first` says whether it was written without a search.
+        A single remaining message is to blame, and so are the messages that the client names. All messages for the
+        topic are to blame if it refuses so often that others would wait for too long, or after too many `tries`.
+        Nothing is searched if the refusal may have another cause: limits that were changed in the meantime; a timestamp
+        ahead of the broker's clock when it was written, at `begun_ms`; this host's time as the timestamp; or a first
+        error that says nothing about the record. `is_first` says whether it was written without a search.
 
-        Raises DeliveryFailed if the topic refuses what goes on without its records.
+        Raises DeliveryFailed if the topic refuses a transaction that is already without its records.
         """
         topics, topic, error = self._topics, refusal.topic, refusal.error
-        # The dead-letter topic has more tries: what it refuses loses its value, so each such record is searched.
+        # The dead-letter topic has more tries: a record that it refuses loses its value, so each one is searched for.
         most = MOST_REWRITES * (planned.messages.num_rows if topic == self._dead_letter else 1)
         if tries > most:
             raise DeliveryFailed(f"{topic} refused a transaction {tries} times. The last error: {error}")
@@ -65,7 +65,7 @@ class Narrowing:
     def _has_other_cause(
         self, refusal: GroupRefused, planned: Planned, begun_ms: int, tries: int, is_often: bool
     ) -> bool:
-        """Return whether the refusal may come of the time of writing, or of no record at all."""
+        """Return whether the time of writing may have caused the refusal, or no record at all."""
         topic, error = refusal.topic, refusal.error
         cause = error.cause if isinstance(error, RecordRefused) else None
         was_early = begun_ms < planned.last_due_ms + CLOCKS_APART_MS

@@ -33,7 +33,7 @@ class NearEnd:
         self._options = options
         self._client: AdminClient | None = None
         self._answer: Future[ListOffsetsResultInfo] | None = None
-        # Below this offset of the ready log, all was read when the broker was asked.
+        # All records of the ready log below this offset had been read when the broker was asked.
         self._asked_below = 0
 
     def look(self, pending: Pending) -> None:

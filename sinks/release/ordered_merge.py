@@ -1,6 +1,6 @@
 """The messages of a shard's chunks in delivery order: chunks are decoded when their messages are needed, and merged.
 
-`pending` says which states a chunk goes through. The bound is the order key below which everything is in order.
+`pending` describes the states of a chunk. The bound is the order key below which everything is in order.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class OrderedMerge:
         return min(dues, default=None)
 
     def needs(self) -> dict[str, int]:
-        """Return the output topics of what is in memory, and how many partitions of each it needs. Decodes it all."""
+        """Return the output topics of the messages in memory, and how many partitions they need. Decodes all."""
         opened, encoded = (each.messages for each in self.opened), map(Chunk.decoded, self.chunks.in_memory())
         return united_needs(needs_of(each) for each in chain([self.current], opened, encoded))
 
@@ -105,7 +105,7 @@ class OrderedMerge:
         self.chunks.shrink(self.max_bytes - self.opened.nbytes - self.current.nbytes)
 
     def messages_of(self, chunk: Chunk) -> pa.Table:
-        """Return what is left of a chunk without requests: these are decided when it is taken in."""
+        """Return the messages left of a chunk, without requests: these are decided when it is taken in."""
         messages = chunk.decoded()
         if chunk.summary.has_requests:
             messages = messages.filter(pa.array(kinds_of(messages) != REQUEST))
@@ -131,7 +131,7 @@ class OrderedMerge:
             self.current_sizes = sizes_of(self.current)
 
     def fill(self, now_ms: int, next_ms: int) -> None:
-        """Put in order what is due soon after `now_ms`, and after `next_ms`, when the next message is (epoch ms).
+        """Put messages in order that are due soon after `now_ms`, and after `next_ms`, the next due time (epoch ms).
 
         Raises PayloadMissing.
         """
@@ -139,7 +139,7 @@ class OrderedMerge:
         self._order(max(next_ms, now_ms) + window_ms)
 
     def raise_bound(self, bound: OrderKey) -> None:
-        """Let nothing wait that comes before `bound`."""
+        """Let no message before `bound` wait."""
         self.bound = bound if self.bound is None else max(self.bound, bound)
 
     def cut(self, count: int) -> tuple[pa.Table, npt.NDArray[np.int64]]:
@@ -157,7 +157,7 @@ class OrderedMerge:
         return messages, sizes
 
     def remove(self, wanted: Ids) -> Ids:
-        """Take the messages `wanted` out of what is decoded, and return their ids."""
+        """Take the `wanted` messages out of the decoded ones, and return their ids."""
         found = [ids_in(wanted_of(table, wanted)) for table in self.decoded()]
         self.current = without_cancelled(self.current, wanted)
         self.current_sizes = sizes_of(self.current)
@@ -167,7 +167,7 @@ class OrderedMerge:
         return united(found)
 
     def decoded(self) -> Iterator[pa.Table]:
-        """Yield what is decoded."""
+        """Yield the decoded messages."""
         yield self.current
         yield from (each.messages for each in self.opened)
 

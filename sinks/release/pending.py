@@ -10,8 +10,8 @@ Where a message is (`encoded_chunks` for the first two, `open_chunks`, `ordered_
 1. *Incoming*: in a chunk at or above `taken_in` of its log.
 2. *Waiting*: in a chunk below it that begins at or above the bound. A chunk stays encoded; without room for it in
    memory, only its summary stays, and it is read again when it is needed.
-3. *Open*: in what is decoded of a chunk, at or above the bound. Without room, only the first part of a chunk is open:
-   its rest waits.
+3. *Open*: in the decoded part of a chunk, at or above the bound. Without room, only the first part of a chunk is open,
+   and its rest waits.
 4. *Current*: below the bound, in order. Transactions are cut from here.
 
 A message that arrives with an order key below `below` is *late*: it was staged too late to be in order. Late
@@ -57,7 +57,7 @@ class Pending:
     def __init__(self, position: Position, started_ms: int = 0, went_to: WentTo = _know_none) -> None:
         """The shard is released by this process since `started_ms` (epoch ms).
 
-        `went_to` knows what it has released a short time ago.
+        `went_to` knows which messages it has released recently.
         """
         self.position = position
         self._removals = Removals()
@@ -88,7 +88,7 @@ class Pending:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When there is something to plan, epoch ms: 0 for "now", None if that takes what is not added yet."""
+        """When there is something to plan (epoch ms): 0 for "now", None if more must be added first."""
         return self._merge.next_ms if self._incoming.next(self.position.below) is None else 0
 
     @property
@@ -114,14 +114,14 @@ class Pending:
         self._incoming.reach(ends)
 
     def needs(self) -> dict[str, int]:
-        """Return the output topics of what is in memory, and how many partitions of each it needs.
+        """Return the output topics of the messages in memory, and how many partitions of each they need.
 
-        It decodes all that is waiting: a tenth of a second for 20 MB.
+        Decodes all waiting messages: a tenth of a second for 20 MB.
         """
         return self._merge.needs()
 
     def add(self, place: Place, summary: ChunkSummary, payload: bytes) -> None:
-        """Add the chunk at `place`; what comes again is ignored.
+        """Add the chunk at `place`. A chunk that comes again is ignored.
 
         The offsets of a log ascend, from `lowest` of its position on.
         """
@@ -181,10 +181,10 @@ class Pending:
         return self._planned(messages, sizes, just_after(key_of(messages, -1)))
 
     def past(self) -> Planned | None:
-        """Return a transaction that only moves the position to the ends of what is added, all of which is released.
+        """Return a transaction that only moves the position to the ends of the added records, which are all released.
 
-        Records without messages lie there: markers of transactions, and what was aborted. None if something is pending,
-        or the position is there.
+        There may be records without messages: markers of transactions, and aborted records. Returns None if something
+        is pending, or the position is there.
         """
         position = self.position
         for log, end in self._incoming.ends.items():
@@ -196,7 +196,7 @@ class Pending:
         return self._planned(empty_messages(), sizes_of(empty_messages()), below=None)
 
     def _planned(self, messages: pa.Table, sizes: npt.NDArray[np.int64], below: OrderKey | None) -> Planned:
-        """Return a transaction, after which what comes before `below` is released; None: no more than before.
+        """Return a transaction after which all messages before `below` are released; None: no more than before.
 
         `sizes` has the bytes of each message.
         """
@@ -220,7 +220,7 @@ class Pending:
         return self._planned(empty_messages(), sizes_of(empty_messages()), highest)
 
     def _lowest(self, below: OrderKey | None) -> dict[Log, int]:
-        """Return the lowest offset of each log that a crash makes needed, if what comes before `below` is released."""
+        """Return the lowest offset of each log that is needed after a crash, if all before `below` is released."""
         lowest = self._merge.lowest({log: self.position.of(log).taken_in for log in Log})
         for log, offset in self._removals.needed(below):
             lowest[log] = min(lowest[log], offset)

@@ -15,7 +15,7 @@ from sinks.release.removals import Removal
 class Planned:
     """A transaction: its messages in delivery order, and the position after it.
 
-    Also requests for the next shard, if any, and what was recalled for those that it answers.
+    It also has requests for the next shard, if any, and the messages recalled for the requests that it answers.
     """
 
     messages: pa.Table

@@ -34,21 +34,21 @@ from sinks.topics.topics import check_topics
 
 log = logging.getLogger(__name__)
 
-# So long after another process took a shard, this one may take it back.
+# This long after another process took a shard, this one may take it back.
 _RETAKE_S = 2.0
 _DELETE_EVERY_S = 30.0
 _SURPLUS_EVERY_S = 5.0
 _DELETE_TIMEOUT_S = 10.0
-# A thread that wakes to end a transaction waits at most so long for one that computes.
+# A thread that wakes to end a transaction waits at most this long for a thread that computes.
 _SWITCH_S = 0.0005
 
 
 class ReleaseProcess:
     """Releases the shards that the group gives to this process.
 
-    `assigned` are the numbers of these shards, `shards` those that are open, `counts` what was released, `group` is its
-    place in the group. A partition of the ready topic beyond `bucket.shards`, as after a rescale to fewer shards,
-    is a shard only if something lies there that is not released.
+    `assigned` has the numbers of these shards, `shards` the open ones, `counts` the released messages, and `group` its
+    place in the group. A partition of the ready topic beyond `bucket.shards`, as after a rescale to fewer shards, is a
+    shard only if it has messages that are not released.
     """
 
     def __init__(self, settings: Settings, member: str, refused_limit_s: float = REFUSED_LIMIT_S) -> None:
@@ -112,7 +112,7 @@ class ReleaseProcess:
         self.assigned -= gone
         for number in gone:
             self._surplus.pop(number, None)
-        # Another process may have the shards once what they have written is aborted or committed.
+        # Another process may have the shards once their transactions are aborted or committed.
         self.shards.close(gone)
         failpoint("shards-revoked")
 

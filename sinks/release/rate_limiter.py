@@ -46,7 +46,7 @@ class RateLimiter:
         return {name: max(1, int(per_second)) for name, per_second in self._rates.items()}
 
     def charges(self, messages: pa.Table, goes_to: GoesTo) -> dict[Rated, int]:
-        """Return how many of `messages` count for each limit, without those for which none does."""
+        """Return how many of `messages` count for each limit, without limits that no message counts for."""
         if not self._rates:
             return {}
         topics = goes_to(messages)

@@ -33,9 +33,9 @@ from state.order import OrderKey
 
 
 def removed_before(place: Place, near_taken_in: int, requests: pa.Table) -> Removal:
-    """Return what `requests`, of the chunk at `place`, may have taken out before a crash.
+    """Return the messages that `requests`, of the chunk at `place`, may have taken out before a crash.
 
-    The near log was taken in up to `near_taken_in` by then.
+    The near log had been taken in up to `near_taken_in` by then.
     """
     return removal_by(terms_of(requests), place, near_taken_in, ids_in(asked_by(requests)), Fate.UNCERTAIN)
 

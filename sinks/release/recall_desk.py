@@ -1,7 +1,7 @@
 """Decides the requests that come to a shard, chunk by chunk, about messages that wait in it.
 
-`recall` has the rules. To decide takes the ids of the waiting chunks, and copies of the messages that shall be due at
-once. Both may take chunks that must be read again, which other messages need not wait for.
+`recall` has the rules. A decision needs the ids of the waiting chunks, and copies of the messages that shall be due at
+once. Both may need chunks to be read again. Other messages do not have to wait for that.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Outcome:
 class RecallDesk:
     """Decides requests about the messages of `merge`, and notes what they take out in `removals`.
 
-    The shard is released by this process since `started_ms` (epoch ms). `went_to` knows what it has released a short
-    time ago.
+    The shard is released by this process since `started_ms` (epoch ms). `went_to` knows which messages it has released
+    recently.
     """
 
     def __init__(self, merge: OrderedMerge, removals: Removals, went_to: WentTo, started_ms: int) -> None:
@@ -97,7 +97,7 @@ class RecallDesk:
         return may
 
     def wanted_now(self) -> pa.Table:
-        """Return the messages that the requests which may be decided want now: what is decoded, and what was copied."""
+        """Return the messages wanted by the requests that may be decided now: decoded messages, and copies."""
         wanted = self._copies.wanted
         own = [wanted_of(each, wanted) for each in self._merge.decoded()] if wanted else []
         return pa.concat_tables([empty_messages(), *own, *map(self._copies.of, self._waiting_with(wanted))])
@@ -107,10 +107,10 @@ class RecallDesk:
     ) -> list[pa.Table]:
         """Decide the requests of the chunk at `place`, after the near log was taken in up to `near_taken_in`.
 
-        Returns those that are answered, and what is `wanted` now.
+        Returns the answered requests, and the messages that are `wanted` now.
         """
         asked, terms = asked_by(requests), terms_of(requests)
-        # 1. Take out what is found.
+        # 1. Take out the messages that are found.
         gone = self._removals.ids_of(Fate.CANCELLED, Fate.MADE_DUE)
         found, made_due = self._remove(ids_in(asked.filter(pa.array(~among(asked, gone))))), ids_in(wanted)
         cancelled = without(found, made_due)
@@ -168,7 +168,7 @@ class RecallDesk:
         return not unknown
 
     def _has_copies(self, place: Place, requests: pa.Table, others_first: bool) -> bool:
-        """Copy what `requests` want to be due at once from waiting chunks; return whether that is all of it.
+        """Copy the messages that `requests` make due at once from waiting chunks; return whether all are copied.
 
         Raises PayloadMissing for chunks that must be read again, but not if `others_first`.
         """

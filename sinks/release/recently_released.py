@@ -48,7 +48,7 @@ class RecentlyReleased:
     """The messages of the transactions that were committed in the last two minutes. Thread-safe."""
 
     def __init__(self, dead_letter: str = "", most: int = _MOST_MESSAGES) -> None:
-        """Know no message. `dead_letter` is that topic; of more than `most` messages the oldest go."""
+        """Begin empty. `dead_letter` is the dead-letter topic. Beyond `most` messages, the oldest are dropped."""
         self._dead_letter = dead_letter
         self._most = most
         self._lock = threading.Lock()
@@ -61,8 +61,8 @@ class RecentlyReleased:
     def add(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets, released_ms: int) -> None:
         """Add the messages of a transaction that was committed at `released_ms` (epoch ms).
 
-        `replaced` has those that became dead letters while they were written, by message id; `offsets` the first and
-        the last offset of the records, by topic and partition.
+        `replaced` has the messages that became dead letters while they were written, by message id. `offsets` has the
+        first and the last offset of the records, by topic and partition.
         """
         kept, is_answer = messages.select(_KEPT.names[:-1]), kinds_of(messages) == ANSWER
         # The request of a replacement has the id of the replacement. To copy the others takes longer than to look.
@@ -74,9 +74,9 @@ class RecentlyReleased:
             self._fresh.append(kept.append_column("transaction", pa.repeat(pa.scalar(number), kept.num_rows)))
 
     def settle(self, now_ms: int) -> None:
-        """Forget what is too old at `now_ms` (epoch ms), and the oldest of too many messages.
+        """Forget messages that are too old at `now_ms` (epoch ms), and the oldest of too many.
 
-        A call a second is enough: until then, what was added keeps all memory of the chunks that it was in.
+        One call a second is enough. Until then, added messages keep all memory of the chunks that they were in.
         """
         with self._lock:
             newest = self._newest_first().slice(0, self._most)

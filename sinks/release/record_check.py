@@ -153,7 +153,7 @@ class RecordCheck:
         return [self.limits[topic] for topic in topics.dictionary.to_pylist()], np.asarray(topics.indices)
 
     def _refusals(self, record: Record) -> Sequence[Rejected]:
-        """Return the errors of what the record's topic refused of its message."""
+        """Return the errors of the refusals of its message by the record's topic."""
         return self.refused.get((record.topic, record_id(record)), ()) if self.refused else ()
 
     def _objection(self, record: Record, kind: int, tried: int = 0) -> Rejected | None:

@@ -1,6 +1,6 @@
-"""The client of one transaction of the release: a producer, what it says of each record, and its patience.
+"""The client of one transaction of the release: a producer, its reports about records, and its patience.
 
-It knows no messages: `sinks.release.transaction` decides what is written.
+It does not know messages: `sinks.release.transaction` decides which records are written.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ReleaseProducer:
     """A producer with a transactional id of its own, for one transaction at a time. After an error it is of no use.
 
     `is_open` says whether a transaction was begun and is neither committed nor aborted. `is_spent` says that the last
-    commit may have been sent twice: no other may follow (`conf.kafka.repeated_commit`). `reports` has what became of
-    the records of the transaction.
+    commit may have been sent twice: no other may follow (`conf.kafka.repeated_commit`). `reports` has the fate of the
+    transaction's records.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], topics: Topics, transactional_id: str) -> None:
@@ -79,7 +79,7 @@ class ReleaseProducer:
 
     @property
     def open_s(self) -> float:
-        """For how long its transaction has been open, in s; 0 if none is."""
+        """How long its transaction has been open, in s; 0 if no transaction is open."""
         return time.monotonic() - self._begun_s if self.is_open else 0.0
 
     def open(self, timeout_s: float) -> None:

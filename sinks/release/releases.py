@@ -16,7 +16,7 @@ from sinks.release.wall_clock import now_ms
 
 
 class Releases:
-    """Notes what a shard releases. `recent` is what it has released a short time ago."""
+    """Notes the messages that a shard releases. `recent` has the ones that it has released recently."""
 
     def __init__(self, context: ReleaseContext) -> None:
         self.recent = RecentlyReleased(context.settings.topics.dead_letter)

@@ -10,7 +10,7 @@ from sinks.internal_topics.position import Log, Place
 from state.message_ids import NO_IDS, Ids, united
 from state.order import OrderKey
 
-# More than the time from the commit of a release process until the job has read what it has recalled, by far.
+# Far more than the time from the commit of a release process until the job has read which messages were recalled.
 REMEMBERED_MS = 120_000
 # A shard plans each second at the least, unless it waits for something else.
 _MOST_STEP_MS = 1_000
@@ -61,7 +61,7 @@ class Removals:
 
     def __init__(self) -> None:
         self._removals: list[Removal] = []
-        # Those of all removals.
+        # The ids of all removals.
         self._ids: Ids = NO_IDS
         # For how long the shard has planned, and when it did last (epoch ms).
         self._planning_ms, self._planned_ms = 0, 0
@@ -91,7 +91,8 @@ class Removals:
         A removal is no longer of use if all messages before its `until` are released (`below`), so that no chunk with
         its messages is read again, and if it is too old to be requested again.
         """
-        # While a broker does not answer, nothing is planned. The job may not know yet what was recalled before that.
+        # While a broker does not answer, nothing is planned. The job may not know yet which messages were recalled
+        # before that.
         self._planning_ms += min(max(0, now_ms - self._planned_ms), _MOST_STEP_MS)
         self._planned_ms = now_ms
         kept = [each for each in self._removals if _is_needed(each, below) or each.forget_ms > self._planning_ms]
@@ -100,7 +101,7 @@ class Removals:
             self._ids = united(each.ids for each in kept)
 
     def needed(self, below: OrderKey | None) -> list[Place]:
-        """Return where the requests are that a crash makes needed, if everything `below` is released."""
+        """Return where the requests are that are needed after a crash, if everything `below` is released."""
         return [each.place for each in self._removals if _is_needed(each, below)]
 
     def passed(self, now_ms: int) -> OrderKey | None:

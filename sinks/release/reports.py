@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 class Unwritable(Exception):
-    """`topic` is gone, barred, or lacks a partition, by what a client has heard: `error` says so to an operator."""
+    """A client has heard that `topic` is gone, barred, or lacks a partition. `error` tells an operator."""
 
     def __init__(self, topic: str, error: DelaylineError) -> None:
         super().__init__(str(error))

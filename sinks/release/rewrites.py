@@ -1,4 +1,4 @@
-"""How often one transaction is written again because topics refuse it: each time is logged, and there is an end."""
+"""How often a transaction is written again because topics refuse it. Tries are logged, and their number is limited."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ OnReleased = Callable[[pa.Table, Mapping[bytes, str], Offsets, int], None]
 
 
 class ClockSetBack(Exception):
-    """The clock of this host was set back: what was released, or is in an open transaction, is due much later now."""
+    """The clock of this host was set back: released messages, or ones in open transactions, are due much later now."""
 
 
 class Ring:
@@ -70,7 +70,7 @@ class Ring:
         topics: Topics,
         on_released: OnReleased = lambda *_: None,
     ) -> None:
-        """Fence the rings before, end their open transactions, and read the shard's position.
+        """Fence the earlier rings, end their open transactions, and read the shard's position.
 
         `on_released` is called, in the thread that ends transactions, after each that has messages.
 
@@ -116,7 +116,7 @@ class Ring:
 
     @property
     def longest_open_s(self) -> float:
-        """For how long the oldest open transaction has been open, in s; 0 if none is."""
+        """How long the oldest open transaction has been open, in s; 0 if no transaction is open."""
         return max((writer.producer.open_s for writer in self._writers), default=0.0)
 
     def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str] | None:
@@ -180,7 +180,7 @@ class Ring:
         self._ender.join()
         for writer in self._writers:
             writer.producer.drop()
-        # Also one that was not filled to its end: until it is aborted, it hides what follows in its topics.
+        # This includes a transaction that was filled in part: until it is aborted, it hides later records.
         writers, self._writers = self._writers, []
         for writer in writers:
             try:

@@ -1,6 +1,6 @@
 """The release of one shard: read its two logs, plan, and write each transaction ahead of its time.
 
-`ShardRelease._release` tells the steps. They run in a thread; the ring has another one, which ends transactions.
+`ShardRelease._release` has the steps. They run in a thread. The ring has another thread, which ends transactions.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _ANSWER_S = 0.005
 _COUNT_EVERY_S = 1.0
 # How long nothing is pending until the position is moved to the end of the log: not after each of frequent messages.
 _IDLE_S = 1.0
-# After so long without an error of reading, the next one begins another outage: a shard without records has no other
-# sign that the one before is over.
+# After this long without a read error, the next one begins another outage: a shard without records has no other sign
+# that the previous outage is over.
 _QUIET_S = 60.0
 # Uncommitted transactions may use this share of a shard's memory, chunks the rest.
 _SHARE_OF_TRANSACTIONS = 0.25
@@ -57,9 +57,9 @@ class Backlog:
 
 
 class ShardRelease(PartThread):
-    """Releases one shard. If it is stopped, it aborts what is not due.
+    """Releases one shard. If it is stopped, it aborts transactions that are not due.
 
-    `drained` says whether nothing is pending of what was read, `backlog` how much there was a second ago.
+    `drained` says whether no message that was read is pending, `backlog` how many were pending a second ago.
     """
 
     def __init__(self, context: ReleaseContext, shard: int) -> None:
@@ -111,10 +111,11 @@ class ShardRelease(PartThread):
         """Release until stopped, or until the clock is set back.
 
         1. Open the ring, which fences all others, and read the position.
-        2. Read both logs from there to their ends: what is due first may be in the last record.
-        3. Again and again: take in what has come, plan what is due within the lead, and write it.
+        2. Read both logs from there to their ends: the last record may have the first message that is due.
+        3. Again and again: take in new records, plan the messages due within the lead, and write them.
 
-        After the clock was set back all begins at 1: what comes in meanwhile may be due before what was written ahead.
+        After the clock was set back, everything starts again at 1: new messages may be due before messages that were
+        written ahead.
 
         Raises PartTaken; BrokerUnreachable after `kafka.outage_limit`; the errors of the logs and of topics that
         need an operator.
@@ -171,12 +172,12 @@ class ShardRelease(PartThread):
             log.warning(
                 "shard %d: messages up to %s were released by a clock that was ahead", self.shard, reader.position
             )
-            # Otherwise all that is due before would count as late, and go out together.
+            # Otherwise all messages that are due before would count as late, and go out together.
             return position.set_back()
         return position
 
     def _take(self, reader: LogReader, pending: Pending, timeout_s: float) -> None:
-        """Add what has come to `pending`; wait for it up to `timeout_s`."""
+        """Add new records to `pending`. Wait for them up to `timeout_s`."""
         try:
             for place, summary, payload in reader.read(timeout_s):
                 pending.add(place, summary, payload)
@@ -208,7 +209,7 @@ class ShardRelease(PartThread):
     def _plan(self, reader: LogReader, pending: Pending) -> Planned | None:
         """Return the next transaction, or None if none is due within the lead.
 
-        Raises ClockSetBack if what is planned already is due much later than that.
+        Raises ClockSetBack if messages that are planned already are due much later than that.
         """
         retry = self._beat.retry()
         release = self._settings.release
@@ -236,7 +237,7 @@ class ShardRelease(PartThread):
         return pending.past() if now_s > self._busy_s + _IDLE_S else None
 
     def _count(self, pending: Pending) -> None:
-        """Count the backlog, and let go of the memory of what is released, once a second."""
+        """Count the backlog, and free the memory of released messages, once a second."""
         if time.monotonic() - self._counted_s >= _COUNT_EVERY_S:
             self._counted_s = time.monotonic()
             self._releases.recent.settle(now_ms())

@@ -101,7 +101,7 @@ class ShardWriter:
             self.settle()
 
     def settle(self) -> None:
-        """Forget the transactions that are committed, and what was refused of them."""
+        """Forget the transactions that are committed, and their refusals."""
         assert self.ring is not None
         committed = self.ring.committed
         if committed is not None and committed is not self.position:
@@ -112,8 +112,9 @@ class ShardWriter:
     def write(self, planned: Planned | None, needs: Needs) -> None:
         """Write a transaction; without one, look whether those in flight have failed.
 
-        `needs` returns what is pending behind it. Raises ClockSetBack; PartTaken if another process has the shard;
-        BrokerUnreachable after `kafka.outage_limit`; the errors of topics that need an operator.
+        `needs` returns the topics and partitions that pending messages behind it need. Raises ClockSetBack; PartTaken
+        if another process has the shard; BrokerUnreachable after `kafka.outage_limit`; the errors of topics that need
+        an operator.
         """
         todo: deque[Planned] = deque()
         if not self.in_flight:
@@ -143,7 +144,7 @@ class ShardWriter:
                         continue
                     self._search = None
                     if todo.popleft() is planned:
-                        # Only now is known what has expired while it waited, or was refused.
+                        # It is known only now which messages expired while they waited, or were refused.
                         went_to = partial(self._topics.went_to, replaced=replaced)
                         self._rates.limiter.spend(self._rates.limiter.charges(planned.messages, went_to), begun_s)
                 return
@@ -160,7 +161,7 @@ class ShardWriter:
         """Do what `Ring.write` does."""
         assert self.ring is not None
         if planned.passed_on is not None:
-            # Until it is committed, it hides what follows in the ready log of another shard.
+            # Until it is committed, it hides later records in the ready log of another shard.
             self.ring.wait_all()
         return self.ring.write(planned, self._releases.signed(planned.position), self._search)
 
@@ -185,8 +186,8 @@ class ShardWriter:
     def _recover(self, failure: KafkaException, needs: Needs) -> None:
         """Open a new ring after `failure`.
 
-        Raises PartTaken if another process has opened a ring meanwhile; TopicMissing or RightMissing if a topic is
-        gone, or may not be written to, without which the service cannot go on.
+        Raises PartTaken if another process has opened a ring in the meantime. Raises TopicMissing or RightMissing if a
+        topic that the service cannot do without is gone, or may not be written to.
         """
         assert self.ring is not None
         self._beat.releasing = False
@@ -214,7 +215,7 @@ class ShardWriter:
         self._reopen()
 
     def _close_topic(self, unwritable: Unwritable, needs: Needs) -> None:
-        """Wait until it is certain that topics take no records: what is for them becomes dead letters from then on.
+        """Wait until it is certain that topics take no records. Messages for them become dead letters from then on.
 
         If it is not, return after a pause. Raises the error of a topic without which the service cannot go on.
         """
@@ -224,8 +225,8 @@ class ShardWriter:
         closed = self._context.closed
         if not closed.may_close(unwritable.topic):
             raise unwritable.error
-        # It takes some seconds. So all topics are looked at for which a message is here: those who create topics and
-        # delete them would stop the others for that time with each.
+        # It takes some seconds. So all topics of pending messages are checked together: otherwise each deleted topic
+        # would stop the others for that time.
         needed = united_needs([*(needs_of(planned.messages) for planned in self.in_flight), needs()])
         if unwritable.topic not in self._ask(lambda: closed.confirm(needed, self._beat.stopping)):
             problem = f"brokers do not agree about {unwritable.topic}: {unwritable.error}"

@@ -1,4 +1,4 @@
-"""The stub that takes the place of a dead letter which the dead-letter topic refuses."""
+"""The stub that takes the place of a dead letter when the dead-letter topic refuses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from state.stub import MOST_STUB_BYTES, Stub, digest, headers_left, key_left, sp
 
 
 def as_stub(letter: Record) -> Record:
-    """Return the stub of a dead letter. A topic can refuse it only for its size, up to `MOST_STUB_BYTES`.
+    """Return the stub of a dead letter. A topic can refuse it only by a size limit below `MOST_STUB_BYTES`.
 
     It has a key, since a compacted topic demands one: the message id if the record has no short key. It has no
     timestamp, since this host's clock may be further ahead than the topic allows.

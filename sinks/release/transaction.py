@@ -101,7 +101,7 @@ class TransactionWriter:
                 raise DeliveryFailed(
                     f"the release cannot write to {refusal.topic}: {refusal}. Nothing is lost"
                 ) from None
-            # The records as they were written: without what is learned from the refusal.
+            # The records as they were written, without the knowledge gained from the refusal.
             written = list(self._checked(planned, check))
             raise self._group_refused(refusal, written, named=()) from None
 
@@ -115,7 +115,7 @@ class TransactionWriter:
                 self.producer.produce([Record(NO_TIMESTAMP, self._ready_topic, number, None, value, own_headers)])
 
     def _record(self, removals: Iterable[Removal], topics: Collection[str]) -> None:
-        """Write to the recalled topic what was taken out, in batches that a topic of any limit has room for."""
+        """Write the removed messages to the recalled topic, in batches that fit a topic with any limit."""
         partition = partition_of_shard(self._shard)
         made = chain.from_iterable(
             recall_records(each.ids, Recall(each.until.deliver_at_ms, each.epoch)) for each in removals
@@ -132,7 +132,7 @@ class TransactionWriter:
                 yield self._admitted(check, record, part, row)
 
     def _admitted(self, check: RecordCheck, record: Record, part: pa.RecordBatch, row: int) -> Record:
-        """Return what is written in place of `record`, which was made of a `row` of `part`."""
+        """Return the record to write in place of `record`, which was made from a `row` of `part`."""
         published_ms, kind = (part.column(name)[row].as_py() for name in ("timestamp_ms", "kind"))
         admitted = check.admitted(record, published_ms, kind)
         # The dead letter of a message may have its topic, if that is the dead-letter topic by now.
@@ -177,7 +177,7 @@ class TransactionWriter:
                     self._flush(topics)
                     group, nbytes = [], 0
         except Refused as refusal:
-            # Nothing else was in flight: what was written after the group's first record is of the group.
+            # Nothing else was in flight: all records since the group's first one belong to the group.
             if not group:
                 raise
             raise self._group_refused(refusal, group, refusal.named) from None

@@ -1,4 +1,4 @@
-"""Which of some ids the waiting chunks have: a few searches a chunk, from however many input partitions it is."""
+"""Finds ids in waiting chunks: a few searches for each chunk, from however many input partitions it comes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def input_offsets_at(settings: Settings, instant_ms: int) -> dict[tuple[str, int
     with connected(settings) as admin:
         counts = counts_of(describe(admin, settings.topics.input))
         partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
-        # Before the records are looked up: what comes meanwhile may be younger.
+        # Read the ends before the records are looked up: records that come in between may be younger.
         ends = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
         # Below 0 are Kafka's own values for the first offset, and the next one.
         found = admin.list_partition_offsets(dict.fromkeys(partitions, max(0, instant_ms)))

@@ -77,7 +77,7 @@ class TopicAccess:
 
 
 def read_limits(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicLimits]:
-    """Return what each of `topics` accepts.
+    """Return the limits of each of `topics`.
 
     A topic that does not exist, or that a broker does not describe to this login, counts as without limits. Raises
     KafkaException if no broker answers.
@@ -106,9 +106,9 @@ def _limits(configs: Mapping[str, Any]) -> TopicLimits:
 
 
 def dead_letter_limits(settings: Settings) -> tuple[TopicLimits, int]:
-    """Return what the dead-letter topic accepts, and the bytes that it must accept for any record of the input topics.
+    """Return the limits of the dead-letter topic, and the bytes that it must accept for any record of the input topics.
 
-    No limits and 0 where the broker does not describe the topics. Raises BrokerUnreachable.
+    Returns no limits and 0 if the broker does not describe the topics. Raises BrokerUnreachable.
     """
     dead_letter = settings.topics.dead_letter
     limits = _known_limits(settings, [*settings.topics.input, dead_letter])
@@ -123,7 +123,7 @@ def dead_letter_bytes(settings: Settings) -> int:
 
 
 def input_limits(settings: Settings) -> dict[str, TopicLimits]:
-    """Return what each input topic accepts, as far as it is known. Raises BrokerUnreachable."""
+    """Return the limits of each input topic, as far as they are known. Raises BrokerUnreachable."""
     return _known_limits(settings, settings.topics.input)
 
 
@@ -149,7 +149,7 @@ def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[s
 
 
 def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicAccess]:
-    """Return what a broker says about each of `topics` and this login. No broker creates them in reply.
+    """Return the access of this login to each of `topics`. The request does not make a broker create them.
 
     A topic is left out if the broker's error says nothing about it. Raises KafkaException if no broker answers.
     """
@@ -180,7 +180,7 @@ def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[st
 
 
 def _is_of_topic(error: KafkaError) -> bool:
-    """Return whether a broker has answered with an error of a single topic. Any other one means that none answers."""
+    """Return whether a broker has answered with an error of a single topic. Otherwise no broker answers."""
     return error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART or not (is_of_client(error) or is_outage(error))
 
 

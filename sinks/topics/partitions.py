@@ -35,8 +35,8 @@ def partition_counts(settings: Settings, topics: Collection[str] | None = None) 
 def offered_topics(settings: Settings) -> dict[str, int]:
     """Return the partition count of every topic to which the job may write messages, as it is when the job starts.
 
-    That is what `partition_counts` returns, without the topics that the broker says this login may not write to. They
-    are logged. Raises what that does.
+    Like `partition_counts`, but without the topics that this login may not write to, according to the broker. These
+    topics are logged. Raises the errors of `partition_counts`.
     """
     with connected(settings) as admin:
         described = _possible_outputs(admin, settings)
@@ -67,7 +67,7 @@ def _names(admin: KafkaAdminClient) -> list[str]:
 def describe(
     admin: KafkaAdminClient, topics: Collection[str], required: Collection[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return what the broker says of each of `topics` that exists and that it shows.
+    """Return the broker's description of each of `topics` that exists and that it shows.
 
     Raises RightMissing if it hides one that is `required`: any of them by default.
     """

@@ -136,7 +136,7 @@ def ensure_shards(settings: Settings, shards: int) -> None:
 
 
 def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:
-    """Create topics, and return which were created: another process may have created some meanwhile."""
+    """Create topics, and return which were created: another process may have created some in the meantime."""
     if not wanted:
         return set()
     created, refused = set(), []
