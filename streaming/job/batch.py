@@ -60,14 +60,14 @@ class BatchRunner:
         counts: JobCounts,
         maintains: bool = True,
     ) -> None:
-        """Go on from `state`. Unless it `maintains` the table, that is left to a later runner of the same process."""
+        """Continue from `state`. Without `maintains`, a later runner of the same process maintains the table."""
         self._lease, self._counts = lease, counts
         self._maintains = maintains
         self._store, self._catalog, self._guard = state.store, state.catalog, state.guard
         self._origin = state.checkpoint.origin
-        # What an earlier try has left: before a merge may replace that.
+        # Read what an earlier try has left before a merge may replace it.
         self._earlier = earlier_try(state)
-        # What batches know.
+        # The data that batches use.
         failures = Failures(state.store.path, time.monotonic)
         self._window = PrefetchWindow(
             state.store,
@@ -85,14 +85,14 @@ class BatchRunner:
             settings,
             epoch=self._origin.epoch,
             has_run=state.handed_over_before_ms > 0,
-            # Where nobody cancels anything, a copy of the index would be of no use.
+            # Without cancels, a copy of the index would be useless.
             is_expected=any(state.id_rows.values()),
         )
         self._claims, self._old_claims = claims, OldClaims(settings)
         self._admission = Admission(state.checkpoint, state.store, settings, self._earlier.batch_id)
         batch_settings = state.settings_history.newest
         self._pace = Pace(state.store.spark, settings, batch_settings, claims)
-        # What runs beside them.
+        # The background work.
         self._maintenance = Maintenance(
             state.store,
             state.catalog,
@@ -107,10 +107,10 @@ class BatchRunner:
             self._cancels.forgettable,
             failures=failures,
         )
-        # Of one batch the hand-over and the seal, and the two that follow the seal before.
+        # Staging and sealing of one batch, and the two reads that follow the previous seal (`LookAhead`).
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="batch")
         ahead = LookAhead(state.store, self._cancels, self._start, failures)
-        # Their steps.
+        # The steps of a batch.
         self._planner = Planner(state, settings, lease, claims, self._admission, self._window, counts)
         self._check = OutputCheck(settings, claims)
         self._sealing = Sealing(state.store, ahead, counts, followed_batch(state.store, self._origin.checkpoint))
@@ -119,34 +119,36 @@ class BatchRunner:
 
     @property
     def planned(self) -> PlannedBatch | None:
-        """The newest batch in the offset log: the running or the last one. Any thread may ask."""
+        """The newest batch in the offset log: the running or the last one. Any thread may read it."""
         return self._planner.planned
 
     def run(self, shard_output: DataFrame, batch_id: int) -> None:
-        """Run batch `batch_id`, whose state stage gives `shard_output` (`SHARD_OUTPUT_SCHEMA`).
+        """Run batch `batch_id` with the output of its state stage, `shard_output` (`SHARD_OUTPUT_SCHEMA`).
 
         Spark calls this (`foreachBatch`), and commits the batch when it returns. The steps:
 
         1. Check that this process still holds the lease.
         2. Read from the offset log which records the batch reads, its clock and its cutoff. Check the clock against the
            broker's.
-        3. Start what runs beside the batch: the notes of the batch before, and the maintenance that is due. Wait for
-           merges if they are far behind.
-        4. Make the plan: wait for the claims about what the batch reads, decide which records are refused because too
-           many messages of their topics wait, and record that; choose the cutoff of the next batch. Tell the tasks.
+        3. Start the background work: note what the previous batch has stored, and run the maintenance that is due. Wait
+           for merges if they are far behind.
+        4. Make the plan: wait for the claims about the records of the batch. Decide which records are refused because
+           too many messages of their topics wait, and record the refusal. Choose the cutoff of the next batch. Tell the
+           tasks the plan.
         5. Run the state stage.
-        6. Check its rows against the cutoff, and the input topics against those that the job knows and what claims have
-           decided. Warn if records of the batch were deleted unread.
-        7. Decide the requests that it reads, and let what shall be due at once be due. Check what it seals against what
-           an earlier try has sealed. Work out which occurrences of messages that repeat it stages. Store what it
-           cancels, if step 8 would show it.
-        8. Hand over the due messages and seal the far ones, both at the same time. Then store what follows occurrences
-           of messages that repeat.
-        9. Pass on what was stored: to the cancels, and the sealed segments to the prefetch window and to maintenance.
+        6. Check its rows against the cutoff. Check the input topics against the topics that the job knows, and against
+           the claims. Warn if records of the batch were deleted unread.
+        7. Decide the requests of the batch, and move the messages that become due at once. Check the sealed messages
+           against those that an earlier try has sealed. Work out which occurrences of messages that repeat the batch
+           stages. Store the cancelled ids now if step 8 would reveal a cancel.
+        8. Stage the due messages and seal the far ones, both at the same time. Then store the following occurrences of
+           messages that repeat.
+        9. Pass the stored decision to the request desk, and the sealed segments to the prefetch window and to
+           maintenance.
         10. Choose how many records the next batch may read. Move the prefetch window on to the cutoff.
         11. Wait until the next batch should begin: Spark plans it as soon as this one returns.
 
-        If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognises
+        If a step fails, the batch fails, and is replayed whole. Each step either leaves nothing behind, or recognizes
         in the replay that it is done.
         """
         failpoint("batch-begun")
@@ -156,7 +158,7 @@ class BatchRunner:
         # 2. Read the offset log.
         planned, span = self._planner.begin(batch_id)
         self._counts.batch_begun(planned)
-        # 3. Start what runs beside the batch.
+        # 3. Start the background work.
         self._begin_beside(span)
         # 4. Make the plan.
         plan = self._planner.plan(span)
@@ -170,7 +172,7 @@ class BatchRunner:
             # 6. Check its output.
             self._check.check(span, output.rows)
             failpoint("state-held")
-            # 7. Decide requests. One commit stores what they cancel, what has names, and what is sealed.
+            # 7. Decide requests. One commit stores cancelled ids, names and sealed messages.
             with self._counts.timed("cancels"):
                 decision = self._cancels.decide(
                     output.frame, output.rows, span, span.clock_ms, self._claims.due_before_ms, self._catalog.may_repeat
@@ -193,7 +195,8 @@ class BatchRunner:
             if stores_first:
                 self._sealing.seal(plan, output, decision)
                 failpoint("cancelled")
-            # 8. Hand over and seal. What is handed over was loaded by now, from a log that nobody has changed.
+            # 8. Stage and seal. The staged messages are loaded by now. Check that nobody has changed the log of the
+            #    table.
             self._guard.check()
             running: list[Future[None]] = []
             if hand_over is not None:
@@ -208,7 +211,7 @@ class BatchRunner:
                 segments += self._sealing.follow(plan, occurring, named)
                 decision = replace(decision, names=pa.concat_tables([decision.names, named]))
                 rows = [*rows, *occurring.rows]
-            # 9. Pass on what was stored.
+            # 9. Pass on the stored decision and segments.
             self._cancels.stored(decision, span, span.clock_ms)
             self._window.add(segments)
             self._maintenance.sealed(segments)
@@ -231,7 +234,8 @@ class BatchRunner:
         failpoint("batch-done")
         # 11. Wait, but not for long if this batch left due messages or records behind: a replayed batch has the cutoff
         #     of its first try, and after a time without batches the next ones follow in steps.
-        # As far as known: a shard without arrivals has no row of what it keeps, and the horizon covers either wait.
+        # This is an estimate: a shard without arrivals has no row for its kept messages. The horizon covers either
+        # wait.
         is_empty = not self._catalog and not any(row["count"] for row in rows if row["kind"] == KEPT)
         self._pace.wait(started_s, span, self._planner.is_behind(span) or has_more, is_empty)
 
@@ -245,7 +249,7 @@ class BatchRunner:
         self._maintenance.wake()
 
     def close(self) -> None:
-        """Stop the loads and the maintenance that run beside the batches."""
+        """Stop background loads and maintenance."""
         self._pace.close()
         self._claims.close()
         self._old_claims.close()
@@ -259,11 +263,11 @@ class BatchRunner:
         return self._threads.submit(inheritable_thread_target(self._store.spark)(step), *arguments)
 
     def _begin_beside(self, span: BatchSpan) -> None:
-        """Start the notes of the batch before, and maintenance. Wait for merges that are far behind.
+        """Start to note what the previous batch has stored, and start maintenance. Wait for merges that are far behind.
 
-        Maintenance now, and not at the end of a batch: the catalog still has every segment that this batch reads, and a
-        merge must keep their messages. Not with the first batch: it finds its overdue messages by their bucket's
-        number, which a merge may change.
+        Maintenance starts now and not at the end of a batch: the catalog still has every segment that this batch reads,
+        and a merge must keep their messages. The first batch starts none: it finds its overdue messages by their
+        bucket's number, which a merge may change.
         """
         self._cancels.before_batch()
         self._old_claims.before_batch(span)
@@ -271,13 +275,13 @@ class BatchRunner:
             return
         committed = self._origin.bucket_of(span.batch_id - 1), span.previous_ms
         self._maintenance.before_batch(*committed)
-        # No longer than an idle job waits: what is handed over lasts for that.
+        # Wait no longer than an idle job does. The staged messages last for that time.
         waited_s = self._maintenance.catch_up(*committed, self._pace.idle_s)
         if waited_s:
             log.info("batch %d: waited %.1f s for merges to catch up", span.batch_id, waited_s)
 
     def _with_moves(self, plan: BatchPlan, output: BatchOutput, decision: Decision, held: ExitStack) -> BatchOutput:
-        """Return what the batch has once messages are moved."""
+        """Return the output of the batch after messages are moved."""
         frame = with_moves(output.frame, self._store, decision.places, decision.moves, plan.span, plan.settings)
         moved = held.enter_context(closing(BatchOutput(frame, is_spread=True)))
         moved.compute()

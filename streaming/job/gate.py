@@ -10,7 +10,7 @@ from conf.errors import ServiceStopping
 
 
 class Gate:
-    """Lets batches run until it is closed. A later batch ends the query before anything of it is done.
+    """Lets batches run until it is closed. A later batch ends the query before any of its steps has run.
 
     Such a batch is only planned in the offset log, and the next start replays it. If the gate let it pass without
     running it, Spark would commit it, and the records that it read would be lost.

@@ -37,14 +37,14 @@ def occurrence_rows(
     span: BatchSpan,
     batch_settings: BatchSettings,
 ) -> DataFrame | None:
-    """Return rows (`SHARD_OUTPUT_SCHEMA`) for what the batch of `span` makes of messages that repeat, or None.
+    """Return the rows (`SHARD_OUTPUT_SCHEMA`) that the batch of `span` makes of messages that repeat, or None.
 
     Args:
-        shard_output: what its state stage gives, once messages are moved.
+        shard_output: the output of its state stage, after messages are moved.
         rows: the same, without chunks of messages.
         loaded: the chunks of the window that have such messages (`PrefetchWindow.take_repeating`).
-        cancels: what the batch leaves out.
-        predecessors: of messages that came with the batch, by their ids.
+        cancels: the messages that the batch leaves out.
+        predecessors: the predecessors of messages that came with the batch, by the ids of these messages.
         span: the batch.
         batch_settings: its settings.
     """
@@ -55,7 +55,7 @@ def occurrence_rows(
     if not several:
         return None
     keys = ", ".join(map(str, batch_settings.shard_keys))
-    # All of a shard in one task, which numbers their segments.
+    # One task has all rows of a shard, and numbers their segments.
     every = reduce(DataFrame.union, several).repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
     occurring = _occurring(cancels, predecessors, batch_settings, span)
     return every.sortWithinPartitions("shard").mapInArrow(occurring, _ROWS)
@@ -96,7 +96,7 @@ def _local_dir() -> str | None:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the shard of each chunk, and those of its due messages that repeat."""
+    """Yield the shard of each chunk, and its due messages that repeat."""
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for shard, from_ms, until_ms, chunk in zip(*columns, strict=True):

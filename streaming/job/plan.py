@@ -1,4 +1,4 @@
-"""The plan of a batch: one record of what decides what it does, made before its state stage and told to its tasks."""
+"""The plan of a batch: one record of all that decides its result. The tasks get it before the state stage runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state.checkpoint.batch_settings import BatchSettings, Refusal, RunningBatch
 from state.checkpoint.progress import BatchSpan
 from state.taken import Taken
 
-# The local property of Spark that has the plan of the batch for whose tasks it is set, and those that Spark sets.
+# Spark's local properties: ours has the plan of the batch that starts the task, and Spark sets the other two.
 _PLAN, _BATCH, _TRANSFER_ROWS = (
     "delayline.plan", "streaming.sql.batchId", "spark.sql.execution.arrow.maxRecordsPerBatch",
 )  # fmt: skip
@@ -23,13 +23,14 @@ _PLAN, _BATCH, _TRANSFER_ROWS = (
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What decides what a batch does, apart from the records themselves. A replay has the same plan, as far as said.
+    """All that decides the result of a batch, except the records themselves. A replay has the same plan.
 
     - `span`: its offsets, cutoffs and clocks, by Spark's offset log
     - `settings`: its settings, by the checkpoint, which records them when the job starts
     - `taken`: the records that forwarders have taken, by their claims
     - `refusal`: the records that it refuses, by the checkpoint, which has it before the batch runs
-    - `next_cutoff_ms`: the cutoff of the batch after it, epoch ms. A replay may choose another: Spark records the last
+    - `next_cutoff_ms`: the cutoff of the next batch, epoch ms. Only this may differ in a replay, and Spark records the
+      last value
     """
 
     span: BatchSpan
@@ -39,7 +40,7 @@ class BatchPlan:
     next_cutoff_ms: int
 
     def tell_tasks(self, spark: SparkSession) -> None:
-        """Tell the tasks that this thread will start, and the threads that inherit from it, what they need of it."""
+        """Pass the needed parts of the plan to the tasks of this thread, and of threads that inherit from it."""
         told = {
             "batch_id": self.span.batch_id,
             "read_partitions": self.span.read_partitions,

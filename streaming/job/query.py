@@ -5,7 +5,7 @@ In the order of the data:
 1. Records and ticks are read (`sources.intake`), and records are accepted: they become chunks of messages by shard.
 2. The tick moves the watermark, which is the cutoff of the next batch, and is then dropped.
 3. The state function of each shard divides its messages into due, sealed and kept (`state.buckets.operator`).
-4. `BatchRunner.run` hands over the due messages and seals the others (`streaming.job.batch`).
+4. `BatchRunner.run` stages the due messages and seals the others (`streaming.job.batch`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KAFKA_SOURCE = "KafkaMicroBatchStream"
 
 
 def shard_outputs(spark: SparkSession, settings: Settings, history: SettingsHistory, starts: Offsets) -> DataFrame:
-    """Return the stream of what each batch hands over, seals and keeps (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`).
+    """Return the stream of the rows that each batch stages, seals and keeps (`operator.SHARD_OUTPUT_SCHEMA`).
 
     A new checkpoint reads the input from the offsets `starts`, and from the beginning if `starts` is empty.
     """

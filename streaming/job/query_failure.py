@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def cause_of_end(query: StreamingQuery, settings: Settings, lease: HeldLease) -> DelaylineError:
-    """Return the error to raise for a query that has ended: that of a lost lease or an outage goes first."""
+    """Return the error to raise for a query that has ended. The error of a lost lease or an outage goes first."""
     failed = failure_of(query, settings)
     try:
         lease.check(limit_s=0)

@@ -34,11 +34,11 @@ _END_POLL_S = 0.02
 
 @dataclass(frozen=True)
 class RunningJob:
-    """The parts of a job whose query runs.
+    """The parts of a running job.
 
-    - `query`: Spark's query, whose batches pass `gate` to `runner`
-    - `lease`, `clock`, `processes`: what must hold while it runs
-    - `counts`, `unchanged`: what the job reports of itself
+    - `query`: Spark's query. Its batches pass `gate` on their way to `runner`
+    - `lease`, `clock`, `processes`: checked while the query runs
+    - `counts`, `unchanged`: for metrics and status
     """
 
     spark: SparkSession

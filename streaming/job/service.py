@@ -42,7 +42,7 @@ from streaming.storage.failures import translate_storage_errors
 _NICE = 10
 # How Spark's Kafka source begins the error for records that were deleted.
 _DATA_LOSS = "Some data may have been lost"
-# How it fails on a timestamp that overflows when it is converted to microseconds.
+# How Spark's error names a timestamp that overflows when it is converted to microseconds.
 _OVERFLOW = "ArithmeticException: long overflow"
 
 
@@ -50,10 +50,10 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
     """Run the job until SIGTERM or SIGINT, or until the query fails.
 
     If a start of a job with a checkpoint finds no broker, it tries again for `kafka.outage_limit`. Release processes
-    and forwarders that it has started, or found, go on meanwhile.
+    and forwarders that it has started or found keep running meanwhile.
 
-    `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError; for a failure of the
-    query that Delayline does not know, QueryFailed with Spark's words.
+    `fresh` allows a new checkpoint although an earlier one has delivered. Raises a DelaylineError. For an unknown
+    failure of the query, that is QueryFailed with Spark's message.
     """
     check_storage(settings)
     # Not a threading.Event: a signal may interrupt the thread that holds the event's lock, which would then wait for
@@ -80,7 +80,7 @@ def run_service(settings: Settings, fresh: bool = False, on_started: Callable[[]
         wait = StartWait(settings, monitor)
         while stop.empty():
             try:
-                # A start whose settings are wrong takes no address, and says nothing of one.
+                # A start with wrong settings binds no address, and logs none.
                 check_topics(settings)
                 monitor()
                 _run(settings, fresh, note_start, stop, processes, counts, looks)
@@ -120,8 +120,8 @@ def _run(
             open_new_application(settings, lease.check_now)
 
     with ExitStack() as stack:
-        # 1. Start release processes and forwarders. They need no Spark: what is handed over, or due soon, leaves on
-        #    time from here on.
+        # 1. Start release processes and forwarders. They need no Spark: staged messages, and messages that are due
+        #    soon, leave on time from here on.
         if not _is_held(settings):
             processes.start()
         _give_way()
@@ -162,7 +162,7 @@ def _run(
                     QueryWatch(job).wait(stop)
             except QueryFailed:
                 if _DATA_LOSS in str(query.exception()):
-                    # Spark's error names one deleted range, or none; this one names all.
+                    # Spark's error names at most one deleted range. This one names all.
                     check_input(settings, replace(state, unread=set()))
                 if _OVERFLOW in str(query.exception()):
                     check_stamps(settings, state.checkpoint)
@@ -170,9 +170,9 @@ def _run(
 
 
 def _is_held(settings: Settings) -> bool:
-    """Return whether another process seems to hold the lease, whose processes should not be disturbed.
+    """Return whether another process seems to hold the lease. Its processes should not be disturbed.
 
-    Whether it does, the claim finds out in seconds. Until then only a crash on this host is certain.
+    The claim of the lease gives the answer within seconds. Until then, only a crash on this host is certain.
     """
     last = read_lease(librdkafka_options(settings.kafka), settings.lease_topic)
     if last is None or last.released:
@@ -189,8 +189,8 @@ def _is_held(settings: Settings) -> bool:
 
 
 def _give_way() -> None:
-    """Let what this process starts from here on, Java above all, give way to its processes without Spark.
+    """Lower the priority of this process and of all that it starts from here on, mainly Java.
 
-    They take little time, and need it at once.
+    The processes without Spark take little time, and need it at once.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))

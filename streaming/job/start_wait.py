@@ -27,9 +27,9 @@ class StartWait:
         self._has_waited = False
 
     def wait(self, problem: BrokerUnreachable | TopicMissing) -> None:
-        """Wait until the next try may begin. Raises `problem` if there is none, BrokerUnreachable after the limit.
+        """Wait until the next try may begin. Raises `problem` if no try may follow, BrokerUnreachable after the limit.
 
-        A broker that has just come back may not know its topics yet, which counts once.
+        A broker that has just come back may not know its topics yet. So one missing topic after a wait is retried.
         """
         if isinstance(problem, TopicMissing):
             if not self._has_waited:

@@ -1,4 +1,4 @@
-"""Finishing the batch that was cut off before something else begins, and checking the input of the next one."""
+"""Finishes the batch that was cut off before anything else begins, and checks the input of the next batch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _POLL_S = 0.5
 
 
 def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoint, lease: HeldLease) -> None:
-    """Replay the batch that was cut off, if there is one, and plan no other. No batch is then half done.
+    """Replay the batch that was cut off, if there is one, and plan no other. Afterwards no batch is half done.
 
-    With `topics.skip_expired`, it reads nothing of input topics that were created again. Raises QueryFailed,
+    With `topics.skip_expired`, the replay reads nothing from input topics that were created again. Raises QueryFailed,
     ClockAhead, ClockBehind, RecordsExpired, and the errors of `recover`.
     """
     planned = checkpoint.last_planned()
@@ -55,7 +55,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
 
 
 def check_input(settings: Settings, state: Recovered) -> list[str]:
-    """Return the input topics that were created again. Raises what `check_input_loss` does."""
+    """Return the input topics that were created again. Raises the errors of `check_input_loss`."""
     known = state.settings_history.newest.input_ids
     return check_input_loss(settings, state.checkpoint, state.store, known, state.unread)
 
@@ -63,9 +63,9 @@ def check_input(settings: Settings, state: Recovered) -> list[str]:
 def begin_again(
     spark: SparkSession, settings: Settings, lease: HeldLease, before: Recovered, topics: Collection[str]
 ) -> Recovered:
-    """Let the job read input topics that were created again from their beginning, and return what it goes on from.
+    """Let the job read input topics that were created again from their beginning, and return the new state.
 
-    The batch that was cut off is replayed before, without the records of the old topics.
+    Before that, the batch that was cut off is replayed without the records of the old topics.
     """
     with translate_storage_errors(settings):
         finish_planned(spark, settings, before.checkpoint, lease)

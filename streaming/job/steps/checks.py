@@ -1,4 +1,4 @@
-"""What must hold of a batch's output before anything of it is stored or staged."""
+"""Checks of a batch's output, before any of it is stored or staged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streaming.job.lanes.claim_watch import ClaimWatch
 
 
 class OutputCheck:
-    """Compares what a state stage gives, and the input that it has read, with the plan of its batch."""
+    """Compares the output of a state stage, and the input that it has read, with the plan of the batch."""
 
     def __init__(self, settings: Settings, claims: ClaimWatch) -> None:
         self._settings, self._claims = settings, claims
@@ -25,7 +25,8 @@ class OutputCheck:
     def check(self, span: BatchSpan, rows: Iterable[Row]) -> None:
         """Check the rows of the state stage, and the input topics. Warn if records were deleted unread.
 
-        Raises CutoffMismatch; CheckpointMismatch if an input topic is another one, or lacks what claims have decided.
+        Raises CutoffMismatch; CheckpointMismatch if an input topic is another one, or lacks records that claims have
+        decided.
         """
         check_cutoffs(rows, span.cutoff_ms)
         self._input.check(span)

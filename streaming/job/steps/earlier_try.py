@@ -1,4 +1,4 @@
-"""What an earlier try of a batch has left, which was cut off before Spark committed the batch."""
+"""The remains of an earlier try of a batch that was cut off before Spark committed the batch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from streaming.checkpoint.recovery import Recovered
 
 @dataclass(frozen=True)
 class EarlierTry:
-    """What is left of the batch that the first batch of a start replays. It is read once, at the start.
+    """The remains of the batch that a start replays first. They are read once, at the start.
 
     - `batch_id`: its number; None if the start replays nothing
     - `sealed`: the segments of its bucket; None if it has stored nothing
 
-    What it has staged is in the markers of the shards, and what it refuses is in the checkpoint.
+    The markers of the shards know the staged messages, and the checkpoint has the refusals.
     """
 
     batch_id: int | None = None
     sealed: tuple[Segment, ...] | None = None
 
     def check_sealed(self, batch_id: int, segments: Iterable[Segment]) -> None:
-        """Raise CheckpointMismatch if batch `batch_id` seals other `segments` than its earlier try, if that has sealed.
+        """Raise CheckpointMismatch if batch `batch_id` seals other `segments` than its earlier try has sealed.
 
-        Delta keeps what that has sealed, and skips the second append. The state would keep what the replay does not
-        seal, so that it would be delivered twice, and lack what only the replay seals. Compares the number of messages
-        of each shard, and the due times of the first and the last one.
+        Delta keeps the bucket of the earlier try, and skips the second append. Messages that only the earlier try
+        sealed would also stay in the state, and be delivered twice. Messages that only the replay seals would be lost.
+        Compares the number of messages of each shard, and their first and last due times.
         """
         if self.sealed is None or batch_id != self.batch_id:
             return
@@ -48,7 +48,7 @@ class EarlierTry:
 
 
 def earlier_try(state: Recovered) -> EarlierTry:
-    """Return what is left of the batch that `state` goes on with. Call it before a merge replaces its bucket."""
+    """Return the remains of the batch that `state` continues with. Call it before a merge replaces its bucket."""
     planned, origin = state.planned, state.checkpoint.origin
     if planned is None or state.checkpoint.last_committed() == planned.batch_id:
         return EarlierTry()

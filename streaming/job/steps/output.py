@@ -1,4 +1,4 @@
-"""The output of a batch's state stage, as the steps after it pass it on."""
+"""The output of a batch's state stage, as the later steps use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from streaming.job.requests.search import driver_rows
 class BatchOutput:
     """Rows of `SHARD_OUTPUT_SCHEMA`: as `frame`, in Spark's cache, and without chunks of messages as `rows`.
 
-    Where it `is_spread`, the rows of a shard may be in several partitions. Otherwise they are in that of its state.
+    If it `is_spread`, the rows of a shard may be in several partitions. Otherwise they are in the partition of its
+    state.
     """
 
     def __init__(self, frame: DataFrame, is_spread: bool = False) -> None:

@@ -23,7 +23,7 @@ class Pace:
     ) -> None:
         """Take the session of the query, and the settings of new batches."""
         self._spark, self._settings, self._claims = spark, settings, claims
-        # What the shards' own groups of the state stage take together.
+        # The bytes of all shards' own groups in the state stage.
         self._size = BatchSize(settings.limits, batch_settings.shards * batch_settings.group_bytes)
         self._arrivals = ArrivalWatch(settings)
 
@@ -33,7 +33,7 @@ class Pace:
         return self._arrivals.idle_s
 
     def choose_size(self, span: BatchSpan, rows: Iterable[Row], took_s: float) -> bool:
-        """Choose how many records the next batch may read. Return whether this one has read all that it might.
+        """Choose how many records the next batch may read. Return whether this one has read as many as allowed.
 
         The batch of `span` has `rows` (`SHARD_OUTPUT_SCHEMA`), and its steps took `took_s`.
         """
@@ -44,7 +44,7 @@ class Pace:
         return reads_to_limit(span, most)
 
     def wait(self, begun_s: float, span: BatchSpan, is_urgent: bool, is_empty: bool) -> None:
-        """Return when the batch after that of `span` should begin (`ArrivalWatch.wait`)."""
+        """Wait until the batch after `span` should begin (`ArrivalWatch.wait`)."""
         self._arrivals.wait(
             begun_s,
             span.ends,
@@ -55,7 +55,7 @@ class Pace:
         )
 
     def wake(self) -> None:
-        """Let no batch wait for the next one any more."""
+        """Stop waiting between batches."""
         self._arrivals.wake()
 
     def close(self) -> None:

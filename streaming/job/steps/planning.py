@@ -32,7 +32,7 @@ class Planner:
         window: PrefetchWindow,
         counts: JobCounts,
     ) -> None:
-        """Plan on from `state`, with what the batches ask."""
+        """Continue the plans of `state`, with the objects that a plan consults."""
         self.planned = state.planned
         self._checkpoint = state.checkpoint
         self._origin = state.checkpoint.origin
@@ -40,15 +40,16 @@ class Planner:
         self._settings = settings
         self._lease, self._claims, self._admission, self._window = lease, claims, admission, window
         self._counts = counts
-        # The last batch that began here. What the log had at the start may have been changed since.
+        # The last batch that began here. The log may have changed since the start.
         self._begun: PlannedBatch | None = None
-        # What this host's clock showed when the batch's plan was made, epoch ms.
+        # The time by this host's clock when the batch's plan was made, epoch ms.
         self._present_ms = 0
 
     def begin(self, batch_id: int) -> tuple[PlannedBatch, BatchSpan]:
         """Return the entry of the offset log for a batch, and the batch's span.
 
-        Nothing runs by a clock that is far ahead: a start can forget such a batch. Raises ClockAhead, CutoffMismatch.
+        No step runs by a clock that is far ahead, so a start can forget such a batch. Raises ClockAhead,
+        CutoffMismatch.
         """
         self.planned = planned = self._checkpoint.planned(batch_id)
         check_not_ahead(
@@ -61,8 +62,8 @@ class Planner:
         """Return the plan of the batch of `span`. Waits for the claims about its records, and records its refusals.
 
         The next cutoff is chosen by the present clock: a replayed batch has the clock of its first try, and any batch
-        may have waited for long. The one after it must not be as far behind. Raises what `ClaimWatch.wait` and
-        `Admission.refusal` do, and ClockAhead.
+        may have waited for long. The next batch must not be as far behind. Raises the errors of `ClaimWatch.wait` and
+        `Admission.refusal`, and ClockAhead.
         """
         batch_settings = self._settings_history.at(span.batch_id)
         with self._counts.timed("claims"):
@@ -78,8 +79,8 @@ class Planner:
     def catch_up(self) -> None:
         """Let the first batch have a cutoff by the present clock, unless it is planned already. Spark must not run.
 
-        Spark has recorded the cutoff that the last committed batch has chosen for it, before the time without batches.
-        A batch that is planned already is replayed as it was planned, and catches up for the one after it. The first
+        Spark has recorded the cutoff that the last committed batch chose for it, before the time without batches. A
+        batch that is planned already is replayed as it was planned, and catches up for the one after it. The first
         batch of a checkpoint has the cutoff of the origin.
 
         Raises ClockAhead, ApplicationHeld.
@@ -92,7 +93,7 @@ class Planner:
         self._checkpoint.raise_next_cutoff(planned.batch_id, cutoff_ms)
 
     def _present(self, shown_ms: int) -> int:
-        """Return what this host's clock shows (epoch ms), or `shown_ms`, which it has shown, if it was set back since.
+        """Return the time by this host's clock (epoch ms), or the later `shown_ms` if the clock was set back since.
 
         Raises ClockAhead.
         """
@@ -104,7 +105,7 @@ class Planner:
         return self._window.next_cutoff(cutoff_ms, present_ms + self._settings.clock.horizon)
 
     def _span(self, planned: PlannedBatch, before: PlannedBatch | None) -> BatchSpan:
-        """Return what the batch reads and its cutoffs, from the offset log alone: a replay finds the same there.
+        """Return the offsets and cutoffs of the batch, from the offset log alone: a replay finds the same there.
 
         `before` is the batch that ran before it, if one did.
         """

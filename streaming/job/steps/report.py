@@ -1,4 +1,4 @@
-"""The report of a batch: what metrics say of it, and of what waits after it."""
+"""The report of a batch to the metrics: its work, and the messages that wait after it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BatchReport:
             span: its span.
             rows: its rows (`SHARD_OUTPUT_SCHEMA`), without chunks of messages.
             sealed: how many messages it has sealed.
-            decision: what it has decided.
+            decision: its decision.
             taken_over: for each open lane, whether the job has taken it over.
         """
         kept: dict[int, MutableDues] = {}
@@ -60,12 +60,12 @@ class BatchReport:
         for row in rows:
             if row["kind"] == KEPT:
                 accepted.update(json.loads(row["accepted"]))
-            # Beside the group of a shard, its overflow groups keep nothing.
+            # The overflow groups of a shard keep nothing, unlike its own group.
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 kept[row["shard"]] = MutableDues(decode_runs(row["chunk"]), row["bytes"])
         self._counts.lanes_now(taken_over)
         self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, decision.cancels, kept)
-        # There may be many segments, and nobody can ask.
+        # There may be many segments. Skip them if nobody can see the result.
         if self._settings.monitor.tells_of_job:
             buckets = self._catalog.buckets
             self._counts.table_now(

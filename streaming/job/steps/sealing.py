@@ -1,6 +1,6 @@
-"""Sealing: what a batch stores in the table of sealed buckets. One commit before its output is staged, or beside that.
+"""Sealing: storing in the table of sealed buckets, in one commit before a batch is staged or at the same time.
 
-A second commit follows what is staged, if messages repeat.
+If messages repeat, a second commit follows after the batch is staged.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from streaming.job.sealed.look_ahead import LookAhead
 from streaming.job.steps.output import BatchOutput
 from streaming.monitor.job_metrics import JobCounts
 
-# What one task stores in little time: each task costs a seal more than few rows, also one without any.
+# One task stores so many bytes in little time. Each task costs more than a few rows do, even a task without rows.
 _SEAL_TASK_BYTES = 8 * 1024 * 1024
 _STORED = from_arrow_schema(STORED_SCHEMA)
 
 
 class Sealing:
-    """Stores what one batch after the other seals, cancels and names.
+    """Stores the sealed messages, cancelled ids and names of one batch after the other.
 
-    `followed_batch` is the newest batch whose following occurrences the table has; -1: none.
+    `followed_batch` is the newest batch with its following occurrences in the table, or -1.
     """
 
     def __init__(self, store: BucketTable, ahead: LookAhead, counts: JobCounts, followed_batch: int) -> None:
@@ -47,15 +47,15 @@ class Sealing:
         return bool(output.sealed or any(decision.stored.values()))
 
     def seal(self, plan: BatchPlan, output: BatchOutput, decision: Decision) -> None:
-        """Store what is sealed of `output`, and the ids of the decision. Any thread may call it."""
+        """Store the sealed messages of `output`, and the ids of the decision. Any thread may call it."""
         self._append("seal", plan, output, decision, plan.span.origin.checkpoint)
         failpoint("sealed")
 
     def follow(self, plan: BatchPlan, occurring: BatchOutput, names: pa.Table) -> list[Segment]:
-        """Store the occurrences that wait from now on, and their names. Return the segments, as far as they are new.
+        """Store the following occurrences and their names. Return the segments that are new.
 
-        After all is handed over that the batch stages: a rebuild, which finds them, takes that for granted. A replay
-        stores nothing if its first try has: by other time zones it may find other instants.
+        Call it after the batch is staged: a rebuild that finds these occurrences assumes so. A replay stores nothing if
+        its first try has: with changed time zones it may compute other instants.
         """
         if plan.span.batch_id <= self.followed_batch:
             return []
@@ -82,7 +82,7 @@ class Sealing:
 
 
 def _with_ids(as_stored: ArrowFunction, decision: Decision, bucket: int) -> ArrowFunction:
-    """Return a `mapInArrow` function whose first task adds to `as_stored` the rows of ids that a batch stores.
+    """Return a `mapInArrow` function that adds the rows of ids of a batch to `as_stored`, in the first task.
 
     Spark makes rows of a table in the driver one by one, in the thread of the query.
     """

@@ -1,4 +1,4 @@
-"""Staging: the writers of the shards get a batch's due messages, from its state stage and from the prefetch window."""
+"""Staging: the shards' writers get the due messages of a batch, from its state stage and the prefetch window."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPORT = from_arrow_schema(REPORT_SCHEMA)
 
 
 class Staging:
-    """Hands over the due messages of one batch after the other, and remembers the writers that did."""
+    """Stages the due messages of one batch after the other, and remembers the writers."""
 
     def __init__(self, settings: Settings, lease: HeldLease, counts: JobCounts) -> None:
         self._settings, self._lease, self._counts = settings, lease, counts
@@ -46,11 +46,11 @@ class Staging:
         cancels: Cancels,
         followed_batch: int,
     ) -> DataFrame | None:
-        """Return the frame that hands the batch over, or None if nothing is due. One task has all rows of a shard.
+        """Return the frame that stages the batch, or None if nothing is due. One task has all rows of a shard.
 
-        Chunks of the state stage, and of occurrences, are handed over whole. Chunks `loaded` by the window are cut to
-        the range between the batch's cutoffs. Each task merges both kinds, leaves out what is cancelled, and answers
-        what is asked. `followed_batch` is for the markers.
+        Chunks of the state stage, and of occurrences, are staged whole. Chunks `loaded` by the window are cut to the
+        range between the batch's cutoffs. Each task merges both kinds, leaves out cancelled messages, and writes the
+        answers. `followed_batch` is for the markers.
         """
         rows = output.rows if occurring is None else [*output.rows, *occurring.rows]
         if not loaded and not any(row["kind"] == DUE for row in rows):
@@ -66,14 +66,14 @@ class Staging:
             due = reduce(DataFrame.union, sealed, due)
         if loaded or occurring is not None or output.is_spread:
             due = _by_shard(due, plan.settings)
-        # Otherwise each partition has all rows of its shards already: those of its state.
+        # Otherwise each partition already has all rows of its shards.
         ordered = due.sortWithinPartitions("shard", *ORDER)
         below_ms = {row["shard"]: row["min_deliver_at_ms"] for row in rows if row["kind"] == BOUND}
         hand_over_plan = self._hand_over_plan(plan.span, below_ms, followed_batch)
         return ordered.mapInArrow(hand_over_chunks(hand_over_plan, cancels), _REPORT)
 
     def run(self, tasks: DataFrame) -> None:
-        """Hand over. Any thread may call it."""
+        """Stage the batch. Any thread may call it."""
         with self._counts.timed("hand-over"):
             writers = {report["shard"]: report["writer"] for report in tasks.collect()}
         if opened := sorted(shard for shard, writer in writers.items() if self._last_writers.get(shard) != writer):
@@ -104,6 +104,6 @@ class Staging:
 
 
 def _by_shard(due: DataFrame, batch_settings: BatchSettings) -> DataFrame:
-    """Return the rows of `due`, with those of each shard in one partition, as in the state stage."""
+    """Return `due` with all rows of a shard in one partition, as in the state stage."""
     keys = ", ".join(map(str, batch_settings.shard_keys))
     return due.repartition(state_partitions(batch_settings.shards), expr(f"array({keys})[shard]"))
