@@ -1,18 +1,18 @@
-"""Admission: which records a batch refuses, so that of no input topic more messages wait than its policy allows.
+"""Admission: which records a batch refuses, so that no more messages of an input topic wait than its policy allows.
 
-The number of waiting messages of a topic is that in mutable buckets, by Spark's state at the start and what the
-shards told since, and that in sealed segments. The messages of a segment are taken for evenly spread in spans of due
-time: one of each topic, or several if messages repeat. What is sealed is counted as it is sealed, and anew by the
-table's metadata before records are refused: merges drop cancelled messages. It is also counted anew where many spans
-were sealed since: by then the table has merged them, and what is known here does not grow for as long as the longest
-delay.
+The waiting messages of a topic are in mutable buckets and in sealed segments. Those in mutable buckets are known from
+Spark's state at the start, and from the shards' reports since. The messages of a segment are assumed to be evenly
+spread in spans of due time: one span for each topic, or several if messages repeat. Sealed messages are counted as they
+are sealed, and counted again by the table's metadata before records are refused, because merges drop cancelled
+messages. They are also counted again after many spans were sealed. By then the table has merged the spans, so that
+their number here does not grow for as long as the longest delay.
 
-A batch may take in as many records of a topic as there is room for. It refuses those after them, by their offsets, but
-not what is handed over at once and never waits. Offsets that were deleted before the job could read them are no
-records: a first batch begins where the topic's log does, and with `topics.skip_expired` any batch may.
+A batch accepts the records of a topic for which there is room. It refuses the later ones, by their offsets, except
+messages that it stages at once and that never wait. Offsets that were deleted before the job could read them do not
+count as records: a first batch begins at the start of the topic's log, and with `topics.skip_expired` any batch may.
 
-What a batch refuses is in the checkpoint before it runs, so that a replay refuses the same records; a batch that has
-recorded nothing refuses none.
+The refusals of a batch are in the checkpoint before it runs, so that a replay refuses the same records. A batch that
+has recorded nothing refuses nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from streaming.job.inputs.input_loss import Bounds, read_bounds
 
 log = logging.getLogger(__name__)
 
-# How long a count by the table's metadata is taken for the present one.
+# How long a count by the table's metadata is considered current.
 _COUNTED_S = 60.0
-# So many spans are known by the way, and else twice as many as when the table was counted last.
+# The table is counted again above this number of spans, or above twice the number at the last count if that is more.
 _FEW_SPANS = 5_000
 _NONE: Mapping[str, BitMap64] = MappingProxyType({})
 _KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", pa.int64())])
@@ -54,7 +54,7 @@ _KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", 
 
 @dataclass
 class WaitingMessages:
-    """The messages that wait of input topics with a limit."""
+    """The waiting messages of input topics with a limit."""
 
     # By shard: how many of each topic its mutable bucket has.
     kept: dict[int, Mapping[str, int]] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class WaitingMessages:
     sealed: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add what a batch has sealed, and take what it keeps in place of what was kept before.
+        """Add the messages that a batch has sealed, and replace the kept messages by those that it keeps.
 
-        `rows` are those of `state.buckets.operator.SHARD_OUTPUT_SCHEMA`, without chunks.
+        `rows` are the batch's rows (`state.buckets.operator.SHARD_OUTPUT_SCHEMA`), without chunks.
         """
         kept: dict[int, Mapping[str, int]] = {}
         for row in rows:
-            # Beside the group of a shard, its overflow groups keep nothing.
+            # The overflow groups of a shard keep nothing, unlike its own group.
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 kept[row["shard"]] = json.loads(row["by_topic"])
             elif row["kind"] == SEALED:
@@ -82,14 +82,14 @@ class WaitingMessages:
         return sum(map(len, self.sealed.values()))
 
     def count(self, topic: str, cutoff_ms: int) -> int:
-        """Return how many messages of `topic` wait that are due at `cutoff_ms` (epoch ms) or later, about."""
+        """Return about how many messages of `topic` wait that are due at `cutoff_ms` (epoch ms) or later."""
         own = self.sealed[topic] = [each for each in self.sealed.get(topic, []) if each[1] >= cutoff_ms]
         sealed = (count * _share_from(cutoff_ms, first_ms, last_ms) for first_ms, last_ms, count in own)
         return sum(kept.get(topic, 0) for kept in self.kept.values()) + math.ceil(sum(sealed))
 
 
 class Admission:
-    """Decides what one batch after the other refuses. Only the query's thread may use it."""
+    """Decides the refusals of one batch after the other. Only the query's thread may use it."""
 
     def __init__(
         self, checkpoint: Checkpoint, store: BucketTable, settings: Settings, replayed: int | None = None
@@ -100,7 +100,7 @@ class Admission:
         self._settings = settings
         self._replayed = replayed
         self._waiting = WaitingMessages()
-        # When the table was counted last, by the monotonic clock; None: never. And in how many spans.
+        # When the table was counted last, by the monotonic clock (None: never), and the number of spans then.
         self._counted_s: float | None = None
         self._counted_spans = 0
 
@@ -109,8 +109,8 @@ class Admission:
     ) -> Refusal:
         """Return which records the batch of `span` refuses, and record it in the checkpoint if there are any.
 
-        `clock_ms` is the batch's clock, epoch ms: what is due within `clock.horizon` of it is not refused. Records that
-        forwarders have `taken` need no room.
+        `clock_ms` is the batch's clock, epoch ms. Messages that are due within `clock.horizon` of it are not refused.
+        Records that forwarders have `taken` need no room.
         """
         if not batch_settings.limits_waiting:
             return NONE_REFUSED
@@ -130,7 +130,7 @@ class Admission:
             from_offsets = self._refused_from(most, span, taken)
         if not from_offsets:
             return NONE_REFUSED
-        # Not by the cutoff alone: after a time without batches it is that of the last one before.
+        # The cutoff alone is not enough: after a time without batches, it dates from before that time.
         due_from_ms = max(span.cutoff_ms, clock_ms + self._settings.clock.horizon)
         refusal = Refusal(from_offsets, due_from_ms)
         self._checkpoint.write_refused(span.batch_id, refusal)
@@ -142,20 +142,20 @@ class Admission:
         return refusal
 
     def done(self, rows: Iterable[Row]) -> None:
-        """Count what a batch has sealed and kept."""
+        """Count the messages that a batch has sealed and kept."""
         self._waiting.add(rows)
 
     def _refused_from(self, most: Mapping[str, int], span: BatchSpan, taken: Taken) -> Offsets:
         rooms = {topic: max(0, limit - self._waiting.count(topic, span.previous_ms)) for topic, limit in most.items()}
         found = _beyond(rooms, span.starts, span.ends, taken)
-        # Only now: that asks the broker.
+        # Only now, because it asks the broker.
         if found and self._settings.topics.skip_expired:
             starts = _first_left(span.starts, read_bounds(self._settings, span.batch_id))
             found = _beyond(rooms, starts, span.ends, taken)
         return found
 
     def _kept_after(self, batch_id: int, batch_settings: BatchSettings) -> dict[int, Mapping[str, int]]:
-        """Return how many messages of each topic the shards keep after a committed batch, by Spark's state."""
+        """Return how many messages of each topic each shard keeps after a committed batch, by Spark's state."""
         state = self._store.spark.read.format("statestore").option("batchId", batch_id).load(self._checkpoint.path)
         chunks = state.selectExpr("key.shard_key AS shard_key", "value.groupState.bucket AS chunk")
         kept: dict[int, dict[str, int]] = {}
@@ -181,7 +181,7 @@ def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _beyond(rooms: Mapping[str, int], starts: Offsets, ends: Offsets, taken: Taken) -> Offsets:
-    """Return the offsets after the records that there is room for, of the topics that have more (`offsets_after`)."""
+    """Return the offsets after the accepted records, for each topic without room for all (`offsets_after`)."""
     found = {
         topic: offsets_after(room, starts.get(topic, {}), ends[topic], taken.of_topic(topic))
         for topic, room in rooms.items()
@@ -203,10 +203,10 @@ def offsets_after(
 ) -> dict[str, int]:
     """Return the offset in each partition after the first `room` records, which are shared out among the partitions.
 
-    `starts` and `ends` are those of the records by partition, and `taken` the offsets between them that need no room.
-    Empty if there is room for all of them.
+    `starts` and `ends` are the bounds of the records by partition, and `taken` the offsets between them that need no
+    room. The result is empty if there is room for all records.
     """
-    # All that was planned may be deleted since, and a topic that was made anew may end before.
+    # All planned records may have been deleted since, and a re-created topic may end before them.
     counts = {
         partition: max(0, end - (start := starts.get(partition, 0)) - _count(taken.get(partition), start, end))
         for partition, end in ends.items()

@@ -1,8 +1,8 @@
-"""The pace of batches: the next one begins when records have come, and otherwise every few seconds.
+"""The pace of batches: the next one begins when records have arrived, and otherwise every few seconds.
 
-An idle batch costs as much as a busy one, and hands over a horizon ahead, so that it can wait: for longer if no message
-does. Work for which someone waits does not wait for `clock.trigger`: it begins a batch half a second after the last one
-began.
+An idle batch costs as much as a busy one. It stages messages a horizon ahead, so the next batch can wait, and can wait
+longer if there are no waiting messages. Urgent work does not wait for `clock.trigger`: it begins a batch half a second
+after the last one began.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _IDLE_MS, _EMPTY_MS = 5_000, 15_000
-# From the begin of one batch to that of the next, if something is urgent.
+# From the start of one batch to the start of the next, if something is urgent.
 _URGENT_MS = 500
-# A batch hands over what falls due until the next one, several times over.
+# A batch stages messages for several times the interval between batches.
 _BATCHES_IN_A_HORIZON = 4
 
 
 # Waits up to so many seconds for urgent work, and returns whether there is any. It may return False sooner, but not
-# again and again at once. What it raises fails the batch.
+# again and again at once. An exception fails the batch.
 LookForUrgent = Callable[[float], bool]
 
 
@@ -47,7 +47,7 @@ def reads_to_limit(span: BatchSpan, most_records: int) -> bool:
 
 
 class ArrivalWatch:
-    """Waits for records behind those that a batch has read. Only the query's thread may use it, but for `wake`."""
+    """Waits for records after the ones that a batch has read. Only the query's thread may use it, but for `wake`."""
 
     def __init__(self, settings: Settings) -> None:
         self._urgent_s = min(settings.clock.trigger, _URGENT_MS) / 1000
@@ -66,7 +66,7 @@ class ArrivalWatch:
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "error",
-                # The records are not kept: one is enough to know.
+                # The records are not kept. One is enough.
                 "queued.min.messages": 1,
                 "fetch.queue.backoff.ms": 5,
                 "queued.max.messages.kbytes": 1,
@@ -110,7 +110,7 @@ class ArrivalWatch:
             if message is None:
                 continue
             error = message.error()
-            # Whatever else it is, such as records that were deleted: the batch finds it, and says so.
+            # Leave other errors, such as deleted records, to the batch, which reports them.
             if error is None or error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 break
         self._consumer.unassign()

@@ -20,11 +20,11 @@ from pyspark.sql import Row
 from conf.sections import LimitSettings
 from state.buckets.operator import DUE, KEPT, SEALED
 
-# A batch of a backlog may always have so many records if a start has known a message, and has no more until then.
+# A batch of a backlog may have so many records: at least, once a start has seen a message, and at most until then.
 _OF_BACKLOG = 50_000
-# What records of unknown size may leave to a batch: it is on disk in less than a minute.
+# How many bytes a batch may have from records of unknown size: these are on disk in less than a minute.
 _UNKNOWN_BYTES = 1024 * 1024 * 1024
-# A batch reads so many times the records of the one before, at most: a backlog may have other records.
+# A batch reads at most so many times the records of the previous one: a backlog may have different records.
 _GROWTH = 4
 # How long a batch may take for its records.
 _RECORDS_S = 5.0
@@ -46,12 +46,12 @@ class BatchSize:
         self._limit, self._most_bytes = limits.messages_per_trigger, most_bytes
         # How many records a batch of a backlog may have, whatever the batch before has read, and how many at the most.
         self._least, self._most = first_size(limits), min(self._limit, _OF_BACKLOG)
-        # What a batch takes without records, at most.
+        # An upper bound for the time of a batch without records.
         self._shortest_s = math.inf
         self.records = self._least
 
     def done(self, read: int, record_bytes: float | None, took_s: float) -> None:
-        """Take a batch: the records read, what each has left on average (`record_bytes`), and its steps' time."""
+        """Take a batch: the number of records read, their mean size (`record_bytes`), and the time of its steps."""
         self._shortest_s = min(self._shortest_s, took_s)
         if not read:
             return
@@ -65,10 +65,10 @@ class BatchSize:
 
 
 def record_bytes(rows: Iterable[Row], read: int) -> float | None:
-    """Return the mean bytes in memory that a record leaves to a batch, which has `read` so many; None if none does.
+    """Return the mean bytes in memory for each record that a batch has `read`; None if it has no messages.
 
-    What forwarders have taken leaves nothing. `rows` are those of the batch (`SHARD_OUTPUT_SCHEMA`), and those that are
-    kept have messages of the batches before as well.
+    Records that forwarders have taken add no bytes. `rows` are the batch's rows (`SHARD_OUTPUT_SCHEMA`). Rows of kept
+    messages also have messages of earlier batches.
     """
     own = [row for row in rows if row["kind"] in (DUE, SEALED, KEPT)]
     count = sum(row["count"] for row in own)

@@ -55,7 +55,7 @@ def deleted_ranges(bounds: Bounds, read: Offsets, until: Offsets | None = None) 
 def truncated(bounds: Bounds, read: Offsets) -> list[str]:
     """Return a sentence for each input partition that is gone, or ends before the offset up to which it was `read`.
 
-    Nothing is lost with a partition whose offset is 0.
+    Nothing is lost with a partition that was read up to offset 0.
     """
     sentences = []
     for topic, offsets in sorted(read.items()):
@@ -103,7 +103,7 @@ def check_input_loss(
     planned = checkpoint.last_planned()
     if planned is not None and planned != checkpoint.last_committed():
         sealed, until = newest_sealed(store, checkpoint.origin.checkpoint), checkpoint.planned(planned).offsets
-        # All that the batch was to read of a topic that is gone is deleted.
+        # All planned records of a topic that is gone are deleted.
         ends = {(topic, int(number)): end for topic in gone for number, end in until.get(topic, {}).items()}
         ranges = deleted_ranges({**bounds, **{source: (end, end) for source, end in ends.items()}}, read, until)
         check_replay(planned, ranges, sealed)
@@ -113,8 +113,9 @@ def check_input_loss(
 def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int | None) -> None:
     """Raise RecordsExpired if the batch that was cut off cannot be replayed without its deleted `ranges`.
 
-    `sealed` is the last batch that sealed a bucket, or None. If that is this batch, the table has its bucket already. A
-    replay with fewer messages could divide them otherwise, and keep some of the sealed ones in the mutable bucket too.
+    `sealed` is the last batch that sealed a bucket, or None. If it is this batch, the table already has its bucket. A
+    replay with fewer messages could divide them differently, and also keep some of the sealed ones in the mutable
+    bucket.
     """
     if ranges and sealed is not None and sealed >= batch_id:
         raise RecordsExpired(
@@ -136,7 +137,7 @@ def input_loss_error(ranges: Iterable[DeletedRange]) -> RecordsExpired:
 def warn_of_input_loss(bounds: Bounds, batch: BatchSpan) -> None:
     """Log which records of a batch were deleted unread, and which partitions have lost records that were read.
 
-    `bounds` are those of the input after the batch has read it.
+    `bounds` are the bounds of the input after the batch has read it.
     """
     for topic, offsets in batch.ends.items():
         for number, end in offsets.items():

@@ -1,4 +1,4 @@
-"""Records whose timestamps Spark cannot read: which ones a batch that has failed was to read."""
+"""Records with timestamps that Spark cannot read: finds them in the input of a failed batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST_NAMED = 10
 
 
 def check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Raise RecordUnreadable if the planned batch has records whose timestamps Spark cannot read.
+    """Raise RecordUnreadable if the planned batch has records with timestamps that Spark cannot read.
 
-    Raises nothing if the input cannot be read: the query's own error says more then.
+    Raises nothing if the input cannot be read. The query's own error is then more useful.
     """
     planned = checkpoint.last_planned()
     if planned is None:

@@ -1,5 +1,5 @@
-"""What the job does with the lanes of forwarders: a batch leaves out the records that they have taken.
+"""The lanes of forwarders, as the job uses them: a batch leaves out the records that forwarders have taken.
 
-Read `lane_start` (opens and closes the lanes), `claim_watch` (what forwarders have taken) and `old_claims` (which
-nobody needs).
+Read `lane_start` (opens and closes the lanes), `claim_watch` (records that forwarders have taken) and `old_claims`
+(claims that nobody needs).
 """

@@ -1,8 +1,9 @@
-"""Waiting until claims decide all that a batch reads, and taking over lanes whose owners decide nothing.
+"""Waits until claims decide all records of a batch, and takes over lanes if their owners decide nothing.
 
-As a rule the claims are there already: forwarders are half a second ahead. A lane whose forwarder is dead or paused
-makes no progress. Then the job takes the lane: it fences the owner, and claims for itself what the batch reads. A
-forwarder that comes back fences the job in turn, and goes on behind that. So each record is decided once.
+Usually the claims are already there: forwarders are half a second ahead. If the forwarder of a lane is dead or paused,
+the lane makes no progress. Then the job takes the lane: it fences the owner, and claims the records of the batch
+itself. A forwarder that comes back fences the job in turn, and continues after the job's claims. So each record is
+decided once.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Source = tuple[str, int]
 
 
 class ClaimWatch:
-    """What claims say of the records that batches read. Only the query's thread may use it, but for `due_before_ms`."""
+    """The claims about the records of batches. Only the query's thread may use it, except for `due_before_ms`."""
 
     def __init__(
         self,
@@ -57,31 +58,32 @@ class ClaimWatch:
         ids: InputIds,
         check_lease: Callable[[], None] = lambda: None,
     ) -> None:
-        """Follow claims of `epoch` about records at or above the offsets `read`, whose topics have the last of `ids`.
+        """Follow claims of `epoch` about records at or above the offsets `read`. Each topic has its last id of `ids`.
 
         Without `lanes`, forwarders decide nothing more, and no batch waits for them. `check_lease` raises if this
-        process does not hold the lease any more: only its holder takes lanes over. Raises BrokerUnreachable,
-        KafkaException, CheckpointMismatch, FormatMismatch.
+        process no longer holds the lease: only its holder takes lanes over. Raises BrokerUnreachable, KafkaException,
+        CheckpointMismatch, FormatMismatch.
         """
         self._settings = settings
         self._lanes, self._epoch = lanes, epoch
         self._check_lease = check_lease
         self._options = librdkafka_options(settings.kafka)
         self._claims = Claims(epoch)
-        # Not of former input topics, of which nobody reads anything: all claims would be about more than is read.
+        # Leave out former input topics. Nobody reads them, so all their claims would be about unread records.
         own = {topic: own for topic, own in newest_ids(ids).items() if topic in settings.topics.input or topic in read}
         # The newest claim that was read of each lane.
         self._newest: dict[int, Claim] = {}
         # The writers of the lanes that the job has taken, and may have lost since.
         self._writers: dict[int, LaneWriter] = {}
-        # How far claims had decided the partitions that a batch has waited for last, and since when, by the monotonic
-        # clock. By partition, since a lane's owner may read all others: from other brokers, or by other terms.
+        # For each partition that the last batch waited for: how far claims had decided it, and since when, by the
+        # monotonic clock. Not by lane: its owner may still read all other partitions, from other brokers or by other
+        # terms.
         self._waited: dict[Source, tuple[int, float]] = {}
         self._is_urgent = False
         try:
             self._reader = ClaimsReader(settings, self._options, read, own, epoch)
             try:
-                # All that is there: a partition may have been in another lane, whose claims say more of it.
+                # Read all lanes: a partition may have been in another lane, with newer claims about it.
                 self._take(self._reader.read_there())
             except BaseException:
                 self._reader.close()
@@ -93,7 +95,7 @@ class ClaimWatch:
 
     @property
     def due_before_ms(self) -> int:
-        """Before when all is due (epoch ms) that forwarders have taken."""
+        """The instant, epoch ms, before which all messages are due that forwarders have taken."""
         return self._claims.due_before_ms
 
     @property
@@ -103,15 +105,15 @@ class ClaimWatch:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether each lane has had a forwarder of late, so that batches need not be frequent."""
+        """Whether each lane has had a forwarder recently, so that batches need not be frequent."""
         return self._lanes > 0 and not self._writers
 
     def wait(self, span: BatchSpan) -> Taken:
-        """Return which records forwarders have taken of those that the batch of `span` reads, once that is decided.
+        """Wait until claims decide the records of the batch of `span`. Return which of them forwarders have taken.
 
         A replay gets the same. Waits through an outage. Raises BrokerUnreachable after `kafka.outage_limit`,
-        CheckpointMismatch if a forwarder has found that a partition of a topic is cut of which the batch reads records,
-        and the errors of `LaneWriter`.
+        CheckpointMismatch if a forwarder has found a cut partition in a topic that the batch reads, and the errors of
+        `LaneWriter`.
         """
         retry = BrokerRetry(f"batch {span.batch_id}, claims", self._settings.kafka.outage_limit)
         read = span.ranges()
@@ -133,7 +135,7 @@ class ClaimWatch:
         return self.taken(read, span.input_ids)
 
     def taken(self, ranges: Ranges, ids: InputIds) -> Taken:
-        """Return which records in `ranges` forwarders have taken, as far as claims were read."""
+        """Return which records in `ranges` forwarders have taken, by the claims that were read."""
         taken = {
             (topic, number): self._claims.taken(ids[topic][-1], number, start, end)
             for (topic, number), (start, end) in ranges.items()
@@ -143,7 +145,7 @@ class ClaimWatch:
     def look_for_urgent(self, timeout_s: float) -> bool:
         """Wait for claims up to `timeout_s`. Return whether one has left a record for which someone waits.
 
-        Also one that came since the last batch began to wait. In an outage none comes.
+        Includes claims that arrived since the last batch began to wait. In an outage, no claims arrive.
         """
         if not self._is_urgent:
             try:
@@ -156,15 +158,15 @@ class ClaimWatch:
     def check_complete(self, read: Offsets, ids: InputIds, lanes: int) -> None:
         """Raise CheckpointMismatch if claims do not decide all that committed batches have read, up to `read`.
 
-        Each of these has waited for the claims. Without them, forwarders would take again what they have taken. It has
-        `lanes` open lanes: each began with a claim, and its newest claim is never deleted.
+        Each of these batches has waited for the claims. Without the claims, forwarders would take the same records
+        again. There are `lanes` open lanes. Each began with a claim, and its newest claim is never deleted.
         """
         lacking = [f"all input partitions of lane {lane}" for lane in range(lanes) if lane not in self._newest]
         lacking += [
             f"{topic}/{number} (from {position} up to {end})"
             for topic, own in read.items()
             for number, end in own.items()
-            # A partition in which nothing was there to be read has no claims.
+            # A partition without records has no claims.
             if topic in ids and 0 < (position := self._claims.position(ids[topic][-1], int(number))) < end
         ]
         if lacking:
@@ -174,9 +176,9 @@ class ClaimWatch:
             )
 
     def check_ends(self, ends: Mapping[Source, int], ids: InputIds) -> None:
-        """Raise CheckpointMismatch if claims are about records behind the `ends` of input partitions.
+        """Raise CheckpointMismatch if claims are about records past the `ends` of input partitions.
 
-        Also if a forwarder has found that they are cut, after which new records may have filled the gap.
+        Raises it too if a forwarder has found that a partition is cut: new records may have filled the gap since.
         """
         cuts = [
             f"{topic}/{number} ends at offset {end}, but claims have decided records up to {position}"
@@ -189,9 +191,9 @@ class ClaimWatch:
         check_uncut(cuts)
 
     def check_ends_of_batch(self, ends: Mapping[Source, int], span: BatchSpan) -> None:
-        """Raise CheckpointMismatch as `check_ends` does, but for what the batch of `span` reads records of alone.
+        """Raise CheckpointMismatch as `check_ends` does, but only for topics that the batch of `span` reads.
 
-        Other topics may be gone, or be created again: that is the way out of a cut, and a replay reads nothing of them.
+        Other topics may be gone or created again. That is the remedy for a cut, and a replay reads nothing of them.
         """
         read = span.ranges()
         topics = {topic for topic, _ in read}
@@ -207,7 +209,7 @@ class ClaimWatch:
         self._reader.close()
 
     def _take(self, claims: Iterable[tuple[int, Claim]]) -> None:
-        """Add `claims`, each with its lane, and keep none but the newest of each lane."""
+        """Add `claims`, each with its lane, and keep only the newest claim of each lane."""
         for lane, claim in claims:
             last = self._newest.get(lane)
             if last is not None and not claim.follows(last):
@@ -217,19 +219,19 @@ class ClaimWatch:
                 )
                 if self._lanes:
                     raise CheckpointMismatch(f"{lost}. {LOST_CLAIMS_REMEDY}")
-                # The operator has chosen that it may come twice.
+                # The operator has chosen to accept duplicates.
                 log.warning("%s. Messages may be delivered twice", lost)
             self._claims.add(claim)
             self._newest[lane] = claim
             self._is_urgent |= claim.is_urgent
             writer = self._writers.get(lane)
-            # Not one from before the job took the lane.
+            # Ignore claims from before the job took the lane.
             if writer is not None and claim.owner != JOB and writer.claim is not None and claim.follows(writer.claim):
                 log.info("lane %d has a forwarder again", lane)
                 self._writers.pop(lane).close()
 
     def _undecided(self, span: BatchSpan, read: Ranges) -> dict[Source, int]:
-        """Return up to which offsets claims must decide, but do not. Note since when they are where they are."""
+        """Return the offsets up to which claims must still decide. Note since when each position is unchanged."""
         undecided = {}
         for source, (_, end) in read.items() if self._lanes else ():
             position = self._claims.position(_id(span, source[0]), source[1])
@@ -240,7 +242,7 @@ class ClaimWatch:
         return undecided
 
     def _still(self, undecided: Mapping[Source, int]) -> dict[int, dict[Source, int]]:
-        """Return those whose lane the job has, and those of which claims have decided nothing for a while, by lane."""
+        """Return, by lane, the partitions in a lane of the job, and those without new claims for a while."""
         still: dict[int, dict[Source, int]] = {}
         for source, end in undecided.items():
             lane = lane_of(*source, self._lanes)
@@ -249,7 +251,7 @@ class ClaimWatch:
         return still
 
     def _take_over(self, lane: int, span: BatchSpan, ends: Mapping[Source, int]) -> None:
-        """Claim for the batches what a lane's owner has not decided below `ends`.
+        """Claim for the batches the records below `ends` that a lane's owner has not decided.
 
         After an error the lane's newest claim is read again, by a new writer.
         """
@@ -270,18 +272,18 @@ class ClaimWatch:
         left = {source: end for source, end in ends.items() if newest.position(*source, ids[source[0]]) < end}
         try:
             if left:
-                # Only now: this process may have been paused until here, while another one went on with newer topics.
+                # Only now: this process may have been paused until here, while another one continued with newer topics.
                 self._check_lease()
                 writer.write(newest.next(JOB, left, {}, ids))
                 failpoint("lane-claimed")
         except BaseException as problem:
             writer.close()
-            # The broker fences the writer of a transaction too that was open for too long.
+            # The broker also fences a writer if its transaction was open for too long.
             is_fenced = isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE
             if not is_fenced and not isinstance(problem, LaneTaken):
                 raise
             log.info("lane %d has a forwarder again", lane)
-            # It has some time to decide.
+            # The forwarder has some time to decide.
             self._waited.clear()
             return
         self._writers[lane] = writer

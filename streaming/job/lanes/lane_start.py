@@ -1,15 +1,15 @@
-"""What a start of the job does about lanes: open them for forwarders, close them, or leave them as they are.
+"""The start of the job opens the lanes for forwarders, closes them, or leaves them as they are.
 
 | forwarders (`[forward]`) | the lanes | the start |
 | --- | --- | --- |
 | off | were never open, or are closed | keeps them closed |
-| off | are open | closes them: what no claim has decided is the batches' |
-| on | are open, and as many as are wanted | tells forwarders the present settings |
-| on | are open, but not as many | closes them, and opens them anew |
-| on | are closed, or were never open | opens them behind all that batches have planned to read |
-| on | are of an earlier epoch, as with `run --fresh` | opens them behind all records that are there now |
+| off | are open | closes them: records without a claim belong to the batches |
+| on | are open, in the wanted number | tells forwarders the present settings |
+| on | are open, in another number | closes them, and opens them again |
+| on | are closed, or were never open | opens them after all records that batches have planned to read |
+| on | are of an earlier epoch, as with `run --fresh` | opens them after all records that are there now |
 
-A new application has no batch that might have read anything. Its lanes are opened before Spark has started.
+A new application has no batch that could have read anything. Its lanes are opened before Spark has started.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def without_forwarders(settings: Settings) -> Settings:
 def open_new_application(settings: Settings, check_lease: Callable[[], None]) -> None:
     """Open the lanes of an application that has never run, so that its first messages need not wait for Spark.
 
-    Whether it has is known without Spark if the storage is a folder of this host. Raises BrokerUnreachable, and what
-    `check_lease` raises if this process does not hold the lease.
+    Without Spark, the storage can be checked only if it is a folder of this host. Raises BrokerUnreachable, and the
+    error of `check_lease` if this process does not hold the lease.
     """
     if not settings.forward.is_on or not _is_unused_folder(settings):
         return
@@ -68,7 +68,7 @@ def open_new_application(settings: Settings, check_lease: Callable[[], None]) ->
 
 
 def _is_unused_folder(settings: Settings) -> bool:
-    """Return whether the storage is a folder of this host in which nothing of an application is."""
+    """Return whether the storage is a folder of this host without files of an application."""
     storage = local_folder(storage_path(settings))
     if storage is None:
         return False
@@ -80,7 +80,7 @@ def _has_run(settings: Settings) -> bool:
 
 
 def _had_forwarders(settings: Settings) -> bool:
-    """Return whether forwarders have ever taken anything, as far as it is released."""
+    """Return whether forwarders have ever taken messages, by what is released."""
     options, topic = librdkafka_options(settings.kafka), settings.position_topic
     shards = range(partition_counts(settings, [topic]).get(topic, 0))
     positions = (read_position(options, topic, shard) for shard in shards)
@@ -90,7 +90,7 @@ def _had_forwarders(settings: Settings) -> bool:
 def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> ClaimWatch:
     """Open or close the lanes as the settings say, and return the watch of their claims for the batches to come.
 
-    Terms are written in any case: the job before may be paused on its way to write its own, and is fenced by that.
+    Terms are written in any case. An earlier job may be paused just before it writes its own, and this fences it.
 
     Raises CheckpointMismatch if the claims topic has lost what a start needs; BrokerUnreachable, ApplicationHeld.
     """
@@ -103,7 +103,7 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
             f"{settings.claims_topic} has no terms, although forwarders have claimed messages: the topic was "
             f"created again. Batches would deliver the claimed messages a second time. {LOST_CLAIMS_REMEDY}"
         )
-    # Claims of a topic that was created again are about the one before.
+    # Claims of a topic that was created again are about the old topic.
     again = recreated(newest.input_ids, input_ids(settings))
     ids = {topic: known for topic, known in newest.input_ids.items() if topic not in again}
 
@@ -113,7 +113,8 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
     open_now = terms.lanes if terms is not None and terms.epoch == wanted.epoch else 0
     stay_open = open_now == wanted.lanes > 0
     if wanted.lanes and not stay_open:
-        # Before the lanes are opened behind what batches have read, and forwarders go on in a partition that is cut.
+        # Check before the lanes are opened after the records that batches have read: forwarders would continue in a
+        # partition that is cut.
         with closing(watch_lanes()) as before:
             if open_now:
                 before.check_complete(read, ids, open_now)

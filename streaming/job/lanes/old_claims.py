@@ -1,6 +1,6 @@
-"""Deleting the claims that nobody needs: not this job, and no rebuild after it.
+"""Deletes claims that neither this job nor a later rebuild needs.
 
-A rebuild reads all records again that the input topics still have, from the origin of the checkpoint on.
+A rebuild reads all records again that the input topics still have, starting at the origin of the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVERY_S = 600.0
 
 
 class OldClaims:
-    """Deletes old claims now and then, beside the batches. A failure costs space until the next time."""
+    """Deletes old claims now and then, in the background. A failure costs space until the next time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -37,11 +37,11 @@ class OldClaims:
         self._running.set_result(None)
 
     def before_batch(self, span: BatchSpan) -> None:
-        """Begin to delete what nobody needs, if it is time. `span` is the batch that begins."""
+        """Begin to delete old claims, if it is time. `span` is the batch that begins."""
         if time.monotonic() > self._begun_s + _EVERY_S and self._running.done():
             self._begun_s = time.monotonic()
             ids, known = newest_ids(span.input_ids), span.origin.input_ids
-            # Those of a topic that was created again since are about the one before.
+            # Offsets of a topic that was created again since are about the old topic.
             origin = {
                 topic: own for topic, own in span.origin.offsets.items() if same_topic(known, span.input_ids, topic)
             }
@@ -59,7 +59,7 @@ class OldClaims:
                     for (topic, number), (first, _) in input_bounds(self._settings).items()
                 }
             )
-            # Of former input topics nobody needs any.
+            # Nobody needs claims about former input topics.
             own = {topic: ids[topic] for topic in needed if topic in ids}
             delete_claims(self._settings, librdkafka_options(self._settings.kafka), needed, own, epoch)
         except (KafkaException, KafkaError) as problem:

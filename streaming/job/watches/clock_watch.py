@@ -1,7 +1,7 @@
 """The watch over the host's clock.
 
-If it was set back, the job must not wait for hours without a word. If it is far ahead, no batch may follow it: cutoffs
-never go back.
+If it was set back, the job must not wait silently for hours. If it is far ahead, no batch may follow it: cutoffs never
+go back.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from streaming.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
-# Up to this the job waits in silence: clocks are slewed, and differ from host to host.
+# Up to this the job waits silently: clocks are slewed, and differ from host to host.
 _UNREMARKABLE_MS = 1_000
 # Up to this the job waits, with a warning.
 TOLERANCE_MS = 60_000
 
 
 def now_ms() -> int:
-    """Return what this host's clock shows, epoch ms."""
+    """Return the time by this host's clock, epoch ms."""
     return time.time_ns() // 1_000_000
 
 
@@ -70,7 +70,7 @@ class ClockWatch:
 
 
 class BrokerClock(Protocol):
-    """What knows the broker's clock: `sinks.internal_topics.lease.HeldLease`."""
+    """The protocol of an object that knows the broker's clock: `sinks.internal_topics.lease.HeldLease`."""
 
     @property
     def broker_ms(self) -> float | None:
@@ -83,7 +83,7 @@ class BrokerClock(Protocol):
 def check_not_ahead(shown_ms: int, whose: str, broker: BrokerClock, limit_ms: int) -> None:
     """Raise ClockAhead if a clock that shows `shown_ms` (epoch ms) is more than `limit_ms` ahead of the broker's.
 
-    `whose` clock it is, for the error. Raises what `check_now` does.
+    The error names the clock by `whose`. Raises the errors of `check_now` too.
     """
     if not _is_ahead(shown_ms, broker, limit_ms):
         return
@@ -112,8 +112,8 @@ def _is_ahead(shown_ms: int, broker: BrokerClock, limit_ms: int) -> bool:
 def watch_from(checkpoint: Checkpoint, newest: PlannedBatch | None) -> ClockWatch:
     """Return a watch that has checked the clock against the last two batches in the offset log.
 
-    The `newest` one may have been planned after the clock was set back, and before the job ended for that. Raises
-    ClockBehind.
+    The `newest` batch may have been planned after the clock was set back, and before the job ended because of that.
+    Raises ClockBehind.
     """
     watch = ClockWatch()
     if newest is not None and newest.batch_id:

@@ -1,4 +1,4 @@
-"""The watch over what Spark reports of each batch: rows that it dropped, mutable buckets, and what is left unread."""
+"""The watch over Spark's report of each batch: dropped rows, mutable buckets, and unread records."""
 
 from __future__ import annotations
 

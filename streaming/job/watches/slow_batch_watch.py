@@ -1,4 +1,4 @@
-"""Says which step a batch is in that takes very long, so that nobody has to guess what it waits for."""
+"""Logs the step in which a batch takes very long, so that nobody has to guess the cause."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable, Mapping
 
 log = logging.getLogger(__name__)
 
-# No step takes so long but for a broker or a storage that does not answer, or a flood.
+# A step takes so long only if a broker or a storage does not answer, or in a flood of messages.
 _EVERY_S = 60.0
 
 
 class SlowBatchWatch:
-    """Warns while a step of a batch lasts.
+    """Warns while a step of a batch takes very long.
 
-    `running` returns when each step began that is running, by the clock `now_s`, in seconds.
+    `running` returns when each running step began, in seconds by the clock `now_s`.
     """
 
     def __init__(self, running: Callable[[], Mapping[str, float]], now_s: Callable[[], float] = time.monotonic) -> None:
         self._running = running
         self._now_s = now_s
-        # How often was warned of each step, by when it began.
+        # The number of warnings about each step, by its name and start.
         self._warned: dict[tuple[str, float], int] = {}
 
     def check(self) -> None:
-        """Warn of each step that lasts, once a minute."""
+        """Warn of each step that takes more than a minute, once a minute."""
         running = self._running().items()
         warned = {each: self._warned.get(each, 0) for each in running}
         for step, begun_s in running:

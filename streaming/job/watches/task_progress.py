@@ -1,4 +1,4 @@
-"""How far Spark's tasks are, so that a batch that lasts long is told from one that stands still."""
+"""The progress of Spark's tasks, to tell a long batch from a stuck one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 # A probe waits for the answer, and Java may be busy with its memory.
 _PATIENCE_S = 1.0
 
-# The tasks that are done of each running stage, by its number and that of its attempt.
+# For each running stage: its number, the number of its attempt, and the count of finished tasks.
 DoneTasks = frozenset[tuple[int, int, int]]
 
 
 class TaskProgress:
-    """Counts the tasks that are done. What a running task has read so far, Spark does not say."""
+    """Counts the finished tasks. Spark does not report how much a running task has read so far."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -32,7 +32,7 @@ class TaskProgress:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task-progress")
 
     def done_tasks(self) -> DoneTasks:
-        """Return how far the stages of batches are, which takes some ms; as before if Java does not say in a second."""
+        """Return the progress of the stages of batches. If Java does not answer within a second, return the last one."""
         if self._closed:
             return self._last
         asking = self._asking or self._thread.submit(self._ask)
@@ -47,7 +47,7 @@ class TaskProgress:
         return self._last
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking Java."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 

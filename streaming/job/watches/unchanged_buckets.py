@@ -1,7 +1,7 @@
-"""Finds out once after a start what those mutable buckets hold that no batch has changed since.
+"""Reads once after a start the contents of the mutable buckets that no batch has changed since.
 
-Without it, `delayline status`, the page and the metrics would know what waits only when each bucket has changed: if
-little is published, hours after a restart.
+Without it, `delayline status`, the page and the metrics would know the waiting messages only after each bucket has
+changed. If little is published, that takes hours after a restart.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)
 
-# The first batches after a start have what came meanwhile, and need the cores. And most buckets soon change.
+# The first batches after a start have the records of the downtime, and need the cores. Also, most buckets soon change.
 _AFTER_S = 10.0
 _AGAIN_S = 60.0
 
-# Takes the id of a committed batch, and returns what the mutable buckets hold after it, by shard.
+# Takes the id of a committed batch, and returns the contents of the mutable buckets after it, by shard.
 ReadState = Callable[[int], Mapping[int, MutableDues]]
 
 
 class UnchangedBuckets:
-    """Reads the state beside the batches, if batches alone do not tell what all mutable buckets hold."""
+    """Reads the state in the background, if batches have not reported the contents of all mutable buckets."""
 
     def __init__(self, read: ReadState, counts: JobCounts, now_s: Callable[[], float] = time.monotonic) -> None:
         """`now_s` is a clock in seconds."""
@@ -44,7 +44,7 @@ class UnchangedBuckets:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
 
     def check(self) -> None:
-        """Begin to read if it is time, or take over what was read. Returns at once."""
+        """Begin to read if it is time, or take over the result of a reading. Returns at once."""
         if self._reading is not None and self._reading.done():
             reading, self._reading = self._reading, None
             problem = reading.exception()
@@ -59,7 +59,7 @@ class UnchangedBuckets:
             self._reading = self._thread.submit(self._read, batch_id)
 
     def close(self) -> None:
-        """Let what is being read end, and begin nothing more."""
+        """Let a running reading end, and begin no other."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
