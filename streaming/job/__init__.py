@@ -19,7 +19,7 @@ accepts with a due time below that range. It never waits for a due time. The rel
 
 A start. The batch that was cut off is replayed with its own cutoff. The first new batch would also have a cutoff from
 before the stop. It would seal the messages that fell due meanwhile, and the next batch would have to load and stage
-them. So a replay chooses the next cutoff by the present clock instead of its own. If there is no batch to replay, Spark
+them. So a replay chooses the next cutoff by the present clock instead of its own. Without a batch to replay, Spark
 would plan with the watermark that it recorded when it committed the last batch. The start raises that watermark
 (`BatchRunner.catch_up`). No batch has used it yet, so a crash leaves either value, and both are right.
 

@@ -1,6 +1,6 @@
 """The pace of batches: the next one begins when records have arrived, and otherwise every few seconds.
 
-An idle batch costs as much as a busy one. It stages messages a horizon ahead, so the next batch can wait, and can wait
+An idle batch costs as much as a busy one. It stages messages a horizon ahead, so the next batch can wait. It can wait
 longer if there are no waiting messages. Urgent work does not wait for `clock.trigger`: it begins a batch half a second
 after the last one began.
 """

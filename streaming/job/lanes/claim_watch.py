@@ -166,7 +166,7 @@ class ClaimWatch:
             f"{topic}/{number} (from {position} up to {end})"
             for topic, own in read.items()
             for number, end in own.items()
-            # A partition without records has no claims.
+            # A partition without records to read has no claims.
             if topic in ids and 0 < (position := self._claims.position(ids[topic][-1], int(number))) < end
         ]
         if lacking:

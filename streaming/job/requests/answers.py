@@ -1,4 +1,4 @@
-"""The answers to the requests of a batch, once it is known what became of the messages that they ask for."""
+"""The answers to the requests of a batch, once the outcomes of their messages are known."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def answers_by(
     """Return the answers to `asks` (`ASK_SCHEMA`), as a table of `ANSWER_SCHEMA`.
 
     Args:
-        asks: the asks, by the id of a message.
-        outcome: for each what became of the message, as a `Reason`.
+        asks: the requests, by the id of a message.
+        outcome: the outcome of the message of each request, as a `Reason`.
         not_waiting: the messages that the batch did not find, whatever the release processes have answered since.
         accepted: the replacements that are accepted.
         numbers: the messages that repeat, and the number of the occurrence that waited.
-        undecided: what takes the place of the answer if the release processes must decide.
+        undecided: takes the place of the answer if the release processes must decide.
     """
     delivers = np.asarray(asks.column("delivers"))
     comes_with_message = np.asarray(pc.is_valid(asks.column("condition")))
-    # With a name, a message is accepted or dropped in any case, and mostly nobody wants an answer. But if the message
-    # before was handed over, there is one: a release process may not know that another has recalled it. Of a replay,
-    # too, as many go on.
+    # A message with a name is accepted or dropped in any case, and usually no answer is wanted. But if the message
+    # before was staged, there is one: a release process may not know that another has recalled that message. A replay
+    # has the same number of answers.
     is_quiet = comes_with_message & np.asarray(pc.is_valid(asks.column("name")))
     is_quiet &= ~np.asarray(asks.column("wants_answer").fill_null(False))
     is_unwanted = is_quiet & ((outcome == Reason.NAME_KEPT) | ~among(asks, not_waiting))
     is_replacement = comes_with_message & ~is_quiet
-    # What is accepted in any case may still take the place of a message that is handed over.
+    # A replacement that is accepted in any case may still take the place of a staged message.
     may_go_on = ~is_replacement | np.asarray(pc.equal(asks.column("condition"), ALWAYS).fill_null(False))
     is_old = outcome == Reason.RECORD_DELETED
     goes_on = (is_old | (outcome == Reason.HANDED_OVER)) & may_go_on & ~is_unwanted
@@ -67,7 +67,7 @@ def answers_by(
 
 
 def _occurrences(asks: pa.Table, are_cancelled: Mask, numbers: Mapping[MessageId, int]) -> list[Mapping[str, int]]:
-    """Return for each ask the field of its answer that says which occurrence came out last, if it is cancelled."""
+    """Return for each request the field of its answer with the last occurrence that came out, if it is cancelled."""
     ids = zip(*(asks.column(name).to_pylist() for name in ID), strict=True)
     return [
         {"occurrence": numbers[own] - 1} if is_it and own in numbers else {}

@@ -1,33 +1,34 @@
-"""What a batch decides about its asks, once it is known where each message is. Nothing is read here.
+"""The decision about the requests of a batch, once the place of each message is known. Nothing is read here.
 
 | the message | the answer |
 | --- | --- |
 | is in the mutable bucket of its shard, or came in the same batch | `cancelled`: the state stage has taken it out |
-| is sealed, and not handed over | `cancelled`: its id is stored, and takes it out of each window and merge |
-| was cancelled before by a batch, or recalled by a release process | `cancelled`, with what waits and has the same id |
-| is a replacement that was refused | `cancelled`: its id is stored like that of a cancelled message |
-| was made due at once, by a batch before or by an ask before this one | `too-late` |
-| is older than what the job knows for certain | the release processes answer, and never `too-late` without having it |
-| keeps its name, and a new one has the same | the new one counts as refused; `kept`, to whoever wants an answer |
-| keeps its due time, and a new one has its name | as of its place above; the new one is moved to that due time |
-| is none of these | the release processes answer (`sinks.release.recall`): it is handed over, or was a dead letter |
-| is not read yet, or of no input topic | `unknown` |
+| is sealed, and not staged | `cancelled`: its id is stored, and takes it out of each window and merge |
+| was already cancelled by a batch, or recalled by a release process | `cancelled`, with any waiting one of its id |
+| is a replacement that was refused | `cancelled`: its id is stored like the id of a cancelled message |
+| was made due at once, by an earlier batch or an earlier request | `too-late` |
+| is too old for the job to know | the release processes answer, and `too-late` only if they have it |
+| keeps its name, and a new message has the same name | the new one counts as refused; `kept`, if an answer is wanted |
+| keeps its due time, and a new message has its name | by its place, as above; the new one is moved to that due time |
+| matches no row above | the release processes answer (`sinks.release.recall`): it is staged, or was a dead letter |
+| is not read yet, or not from an input topic | `unknown` |
 
-An ask that a message be due at once takes it out in the same places, if it is the first one for the message. Its id is
-stored in the same way, with the new due time; and the batch hands it over (`state.buckets.moves`). The answer is
-`due-now`, and so is that to each later ask of this kind. Where an ask for a cancel is answered `cancelled` since
-someone else has cancelled the message, so is this one.
+A request that a message be due now takes it out in the same places, if it is the first request for the message. The id
+of the message is stored in the same way, with the new due time. The batch stages the message (`state.buckets.moves`).
+The answer to this request, and to each later one of its kind, is `due-now`. If the message was already cancelled, the
+answer is `cancelled`, as for a cancel request.
 
-An ask by a name is one by an id here (`streaming.job.requests.names`). If it came with a message, mostly nobody wants
-an answer; then it is passed on only if the message before is handed over, and dropped otherwise.
+A request by a name is one by an id here (`streaming.job.requests.names`). If it came with a message, usually no answer
+is wanted. Then it is passed on only if the earlier message is staged, and dropped otherwise.
 
-A replacement that is accepted is handed over or sealed like any message. One that is refused counts as cancelled: if
-its batch has sealed it, each window and merge leaves it out.
+An accepted replacement is staged or sealed like any message. A refused one counts as cancelled: if its batch has sealed
+it, each window and merge leaves it out.
 
-A replay decides the same. What earlier batches cancelled and sealed is known by the numbers of their buckets. A message
-that waits in a bucket stays there until it is handed over or cancelled, whatever is merged. And what this batch cancels
-is stored before any of its answers is handed over: a rebuild, which has no replay, finds it. What release processes
-have recalled may be more in the replay: an answer may then be another one, but no ask has another fate.
+A replay decides the same. The numbers of their buckets tell which messages earlier batches cancelled and sealed. A
+message that waits in a bucket stays there until it is staged or cancelled, whatever is merged. The ids that this batch
+cancels are stored before any of its answers is staged, so that a rebuild, which has no replay, finds them. Release
+processes may have recalled more messages by the time of the replay. An answer may then differ, but no request has
+another fate.
 """
 
 from __future__ import annotations
@@ -58,18 +59,18 @@ from streaming.job.requests.search import NOTHING_WAITS, Waiting
 
 @dataclass(frozen=True)
 class Decision:
-    """What a batch decides: its answers, the messages that it cancels, and what it does not hand over.
+    """The decision of a batch: its answers, the messages that it cancels, and those that it does not stage.
 
-    `answers` has the columns of `ANSWER_SCHEMA`, `cancelled` those of `CANCELLED_SCHEMA`. `left_out` are messages that
-    came with the batch, and are not handed over if they are due now: replacements that it refuses, and others that are
-    cancelled. They are among the cancelled messages. `names` are the messages that got a name in the batch
-    (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each cancelled message that one has cancelled.
-    `drops` says whether another message keeps its name from any of them.
-    `moves` are messages that get another due time (`state.buckets.moves.MOVES_SCHEMA`). Those that are due at once are
-    among the cancelled messages, although the batch does not cancel them: `replaced` has for each when it is due. The
+    `answers` has the columns of `ANSWER_SCHEMA`, and `cancelled` has the columns of `CANCELLED_SCHEMA`. `left_out` are
+    messages that came with the batch and are not staged if they are due now: refused replacements, and other cancelled
+    messages. They are among the cancelled messages. `names` are the messages that got a name in the batch
+    (`state.names.NAMED_SCHEMA`). `replaced` has the replacement of each message that a replacement has cancelled.
+    `drops` says whether any message was dropped because another one keeps its name.
+    `moves` are messages that get another due time (`state.buckets.moves.MOVES_SCHEMA`). Those that become due at once
+    are among the cancelled messages, although the batch does not cancel them. `replaced` has the due time of each. The
     others are `retimed`: messages of the batch that take over the due time of another one (`RETIMED_SCHEMA`).
-    `places` says where those wait that are in the table. `predecessors` are the messages that repeat and waited, of
-    those that came in their place and repeat too.
+    `places` has the places of those that are in the table. `predecessors` has the waiting message that repeats for each
+    new one that takes its place and repeats too.
     """
 
     answers: pa.Table = field(default_factory=ANSWER_SCHEMA.empty_table)
@@ -100,12 +101,13 @@ class Decision:
         return int(self.cancelled.num_rows - self.made_due)
 
     def shows(self, cutoff_ms: int) -> bool:
-        """Return whether anybody can tell, by what is handed over below `cutoff_ms` (epoch ms), what is cancelled.
+        """Return whether the messages staged below `cutoff_ms` (epoch ms) reveal a cancel of this batch.
 
-        By an answer, or by the message in whose favour something is cancelled. Then it must be stored before: a rebuild
-        would not know it, and deliver the cancelled message as well. The message that keeps its name may be handed over
-        long before: then nobody has the name after a rebuild, and a message that was dropped would come out. By the due
-        time of its record, a message that is moved would come out again.
+        An answer reveals it, and so does a message in favour of which another one is cancelled. Then the ids must be
+        stored first: otherwise a rebuild would not know the cancel, and would deliver the cancelled message as well.
+        Dropped messages always count. The message that keeps its name may be staged long before. After a rebuild, no
+        message would have the name, and the dropped one would come out. Moved messages always count too. They would
+        come out again, by the due times of their records.
         """
         if self.drops or self.moves.num_rows:
             return True
@@ -116,17 +118,17 @@ class Decision:
 
 
 class Facts(NamedTuple):
-    """What is known of the messages that a batch's asks ask for.
+    """The facts about the messages that the requests of a batch are for.
 
-    - `outcomes`: what the batch cancels of them, and what was cancelled before
-    - `named`: what the names have told
-    - `due_now`: what the batch takes of that which it would seal or hand over itself, perhaps (`CANCELLED_SCHEMA`)
-    - `recalled`: what release processes have recalled
-    - `known_from`: from which offset of each input partition on nothing is forgotten
-    - `replaced_before`: what a lost batch has replaced, and the id of each one's replacement
-    - `numbers`: the messages that repeat, and the number of the occurrence that waited
-    - `waits`: what waits in the table, and which of it repeats
-    - `due_at_once_ms`: when a message is due that the batch makes due at once, epoch ms
+    - `outcomes`: the messages that the batch cancels, and those that were cancelled before
+    - `named`: the result of looking up the names
+    - `due_now`: the taken messages that this batch might otherwise seal or stage (`CANCELLED_SCHEMA`)
+    - `recalled`: the messages that release processes have recalled
+    - `known_from`: the offset of each input partition from which on nothing is forgotten
+    - `replaced_before`: the messages that a lost batch has replaced, with the ids of their replacements
+    - `numbers`: the number of the occurrence that waited, for each message that repeats
+    - `waits`: the messages that wait in the table, and which of them repeat
+    - `due_at_once_ms`: the due time of messages that the batch makes due at once, epoch ms
     """
 
     outcomes: Outcomes
@@ -141,18 +143,18 @@ class Facts(NamedTuple):
 
 
 def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
-    """Decide `asks` (`ASK_SCHEMA`); those by a name that no message has ask for `NOTHING`.
+    """Decide the requests `asks` (`ASK_SCHEMA`). A request by a name that no message has is for `NOTHING`.
 
     `undecided` takes the place of an answer if the release processes must decide.
     """
     outcomes, dropped, repeating = facts.outcomes, facts.named.dropped, ids_of(facts.numbers)
-    # As many go on in a replay, whatever is recalled since.
+    # By these, a replay has the same number of answers, whatever was recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set(facts.recalled, Reason.WITHDRAWN)
-    # What repeats comes in its time, whoever wants it at once.
+    # A message that repeats keeps its time, even if a request wants it at once.
     stays = np.asarray(asks.column("delivers")) & among(asks, repeating)
     own = asks.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
-    # The first ask for a message decides. Among cancels alone it does not matter which one is the first.
+    # The first request for a message decides. Among cancels alone, it does not matter which one is first.
     replacements = own.filter(pc.is_valid(own.column("condition")))
     every = asks_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
     found, dropped_ids = ids_in(outcomes.taken), ids_in(own_ids(dropped))
@@ -174,7 +176,7 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     left_out = united([refused, dropped_ids, ids_in(facts.due_now), ids_in(facts.named.superseded)])
     moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.named.retimed)])
     replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
-    # What has a name is accepted in any case, whatever became of the message before.
+    # A message with a name is accepted in any case, whatever happened to the message before it.
     replaced |= {asked: ask.id for asked, ask in causes.items() if ask.id in accepted and ask.name is None}
     return Decision(
         answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
@@ -184,7 +186,7 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
 
 
 def first_asks(asks: Iterable[Ask], found: Collection[MessageId]) -> dict[MessageId, Ask]:
-    """Return the first one of `asks`, by the order of their ids, for each message that is `found`."""
+    """Return the first of `asks`, in the order of their ids, for each message that is `found`."""
     first: dict[MessageId, Ask] = {}
     for ask in sorted(asks, key=lambda ask: ask.id):
         if ask.asked in found:
@@ -200,16 +202,17 @@ def accepted_replacements(
 ) -> set[MessageId]:
     """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
 
-    `causes` has the messages that the batch cancels, and the first ask for each. Of a message that a lost batch took
-    out, `replaced` has the replacement that it accepted in its place. Messages that are `dropped` have no asks here,
-    and are not accepted.
+    `causes` has the messages that the batch cancels, and the first request for each. `replaced` has the replacement
+    that a lost batch accepted for each message that it took out. Messages that are `dropped` have no requests here, and
+    are not accepted.
 
-    A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that is a replacement of the
-    same batch, it must have been accepted itself: round a circle, nobody is.
+    A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that message is a replacement
+    of the same batch, it must have been accepted itself. In a cycle of replacements, none is accepted.
     """
     conditions = {ask.id: ask.condition for ask in asks if ask.condition is not None}
     accepted = {own for own, condition in conditions.items() if condition == ALWAYS}
-    # What the batch has taken out is there: another message may have the id, of a topic that was made anew.
+    # Messages that the batch has taken out take precedence: if a topic was created again, another message may have the
+    # id.
     first = {**replaced, **{asked: ask.id for asked, ask in causes.items()}}
     left = {asked: own for asked, own in first.items() if conditions.get(own) == WAITING}
     accepted_before = (asked for asked in left if asked not in conditions and asked not in dropped)
@@ -222,16 +225,16 @@ def accepted_replacements(
 
 
 def _as_cancelled(asks: pa.Table, but: Ids) -> pa.Table:
-    """Return the messages that `asks` came with (`CANCELLED_SCHEMA`), without those of `but`."""
+    """Return the messages that `asks` came with (`CANCELLED_SCHEMA`), without `but`."""
     own, due = own_ids(asks), asks.column("deliver_at_ms")
     messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
     return messages.filter(pa.array(~among(messages, but)))
 
 
 def _predecessors(asks: pa.Table, repeating: Mapping[MessageId, Predecessor]) -> dict[MessageId, Predecessor]:
-    """Return in whose place each message comes that repeats and comes with one of `asks` (`ASK_SCHEMA`).
+    """Return the predecessor of each message that repeats and came with one of `asks` (`ASK_SCHEMA`).
 
-    It may be in the place of another one of the batch, which never came.
+    If it replaces another message of the batch, which never came out, it has the predecessor of that message.
     """
     found: dict[MessageId, Predecessor] = {}
     if repeating:

@@ -1,4 +1,4 @@
-"""Takes the asks of each batch, finds out what is known of their messages, and keeps what the batches decide.
+"""Takes the requests of each batch, collects the facts about their messages, and keeps the decisions.
 
 `streaming.job.requests.decision` has the cases.
 """
@@ -44,15 +44,16 @@ from streaming.spark.pools import MAINTENANCE, use_pool
 log = logging.getLogger(__name__)
 
 _FORGET_EVERY_S = 60.0
-# How long the markers are taken for the present ones. There is one to read for each shard.
+# How long markers count as current after they were read. There is one to read for each shard.
 _MARKERS_S = 600.0
 _CLOSE_S = 5.0
 
 
 class RequestDesk:
-    """Decides the asks of one batch after the other. Only the query's thread may use it.
+    """Decides the requests of one batch after the other. Only the query's thread may use it.
 
-    What a batch has stored is noted beside the batches after it. Only one that is asked for something waits for that.
+    The ids that a batch has stored are noted in the background, during the next batches. Only a batch with requests
+    waits for that.
     """
 
     def __init__(
@@ -65,32 +66,32 @@ class RequestDesk:
     ) -> None:
         """Take the table of sealed buckets, and the checkpoint's `epoch`.
 
-        `has_run` says whether earlier processes have handed messages over, and `is_expected` that somebody will ask:
-        then the ids are read beside the first batches, and not when somebody does.
+        `has_run` says whether earlier processes have staged messages. `is_expected` says that requests will come: then
+        the ids are read in the background, during the first batches, and not at the first request.
         """
         self._store = store
         self._settings = settings
         self._recalled = RecalledMessages(settings, epoch, has_run)
         self._stored_ids = StoredIds(store)
         self._sealed_ids = SealedIds(store)
-        # Whether the batch that decides first has stored something before; None before that.
+        # Whether an earlier try of the first batch with requests has stored something; None before that batch.
         self._is_replay: bool | None = None
         self._notes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="notes")
-        # In the order in which they are taken.
+        # In the order in which they were submitted.
         self._running: list[Future[None]] = []
         self._unnoted: Callable[[], None] | None = None
         self._is_expected = is_expected
         # When ids were forgotten last, by the monotonic clock.
         self._forgot_s = -math.inf
-        # The newest batch by the markers, before whose previous cutoff all is handed over, and when they were read, by
-        # the monotonic clock.
+        # The newest batch by the markers, and when these were read, by the monotonic clock. All messages before the
+        # previous cutoff of that batch are staged.
         self._shown: BatchSpan | None = None
         self._markers_s = -math.inf
 
     def close(self) -> None:
         """Close the consumers of the recalled topic, and the files of ids.
 
-        They stay open if they are read for so long that the process had better end.
+        They stay open if reading takes so long that the process should rather end.
         """
         self._notes.shutdown(wait=False, cancel_futures=True)
         if not wait([note for note in self._running if not note.cancelled()], _CLOSE_S).not_done:
@@ -99,19 +100,20 @@ class RequestDesk:
         self._sealed_ids.close()
 
     def look_ahead(self) -> None:
-        """Read of the table what the next batch must know if it is asked for as much as this one. Any thread may."""
+        """Read the new ids of the table ahead, if requests use them. Any thread may call it."""
         self._sealed_ids.look_ahead()
 
     def forgettable(self, cutoff_ms: int) -> Forgettable:
-        """Return which cancelled ids are of no use any more. Any thread may call it.
+        """Return which cancelled ids are no longer needed. Any thread may call it.
 
-        Such a message is due before `cutoff_ms` (epoch ms), below which everything is handed over, and old: its input
-        topic has deleted the record, or it is older than `cancels.known_for`. Whoever asks for it again gets `unknown`.
+        Such a message is due before `cutoff_ms` (epoch ms), below which everything is staged. It is also old: its input
+        topic has deleted the record, or it is older than `cancels.known_for`. The answer to another request for it is
+        `unknown`.
 
-        The markers must show it too, and be newer than the batch that cancelled it: otherwise a rebuild would not know
-        why it was not handed over, and if its record is there would accept it again. While nothing is handed over, no
-        marker is written. And a later process must know which messages this one knows: so nothing is old before that is
-        stored with the recalled topic.
+        The markers must show that too, and be newer than the batch that cancelled the message. Otherwise a rebuild
+        would not know why it was not staged, and would accept it again if its record still exists. While nothing is
+        staged, no marker is written. A later process must also know which messages this one knows. So no message counts
+        as old before that is stored with the recalled topic.
         """
         newest = self._newest_shown()
         if newest is None:
@@ -119,7 +121,7 @@ class RequestDesk:
         return Forgettable(min(cutoff_ms, newest.previous_ms), newest.bucket, self._recalled.known_from)
 
     def _newest_shown(self) -> BatchSpan | None:
-        """Return the newest batch by the markers, as they were not long ago; None if they show none."""
+        """Return the newest batch by recently read markers, or None if they show no batch."""
         if time.monotonic() > self._markers_s + _MARKERS_S:
             with suppress(BrokerUnreachable):
                 handed_over = newest_checkpoint(read_markers(self._settings))
@@ -133,9 +135,9 @@ class RequestDesk:
         self._unnoted = partial(self._take_note, decision, span, clock_ms)
 
     def before_batch(self) -> None:
-        """Start to note what the last batch has stored, which Spark has committed by now: it will not be replayed.
+        """Start to note the ids that the last batch has stored. Spark has committed that batch, so no replay follows.
 
-        Raises what an earlier note has raised.
+        Raises the error of an earlier note.
         """
         self._wait_for([note for note in self._running if note.done()])
         if self._unnoted is not None:
@@ -149,7 +151,7 @@ class RequestDesk:
 
     def _take_note(self, decision: Decision, span: BatchSpan, clock_ms: int) -> None:
         if self._is_replay:
-            # What it had stored before may be less.
+            # The earlier try may have stored less than this decision.
             self._stored_ids.close()
         elif decision.cancelled.num_rows or decision.names.num_rows:
             self._stored_ids.add(decision.cancelled, decision.names, span.bucket, decision.replaced)
@@ -159,18 +161,19 @@ class RequestDesk:
             self._read_early(span)
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
-            # Not what is handed over and not due: it has its name, and who cancels it again is answered as before.
+            # Keep messages that are staged and not yet due. They have their names, and a repeated cancel gets the same
+            # answer.
             before_ms = useful_from_ms(span, clock_ms)
             self._recalled.forget(span.handed_over_below_ms, before_ms)
             self._stored_ids.forget(before_ms, self._recalled.known_from)
 
     def _read_early(self, span: BatchSpan) -> None:
-        """Read the ids as the batch after that of `span` would, if it were asked for something."""
+        """Read the ids as the batch after `span` would if it had requests."""
         use_pool(self._store.spark, MAINTENANCE)
         try:
             self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.origin)
             self._sealed_ids.look_ahead(is_expected=True)
-        # Whatever it is, a batch that needs the ids reads them again, and fails by it.
+        # After any error, a batch that needs the ids reads them again, and fails if that fails.
         except Exception:
             log.warning("the ids of cancelled and sealed messages could not be read ahead", exc_info=True)
             self._stored_ids.close()
@@ -184,14 +187,14 @@ class RequestDesk:
         taken_before_ms: int = 0,
         may_repeat: bool = False,
     ) -> Decision:
-        """Return the decision about the asks of a batch.
+        """Return the decision about the requests of a batch.
 
         Args:
-            shard_output: what the state stage gives.
-            rows: the same (`driver_rows`).
+            shard_output: the output of the state stage.
+            rows: its rows (`driver_rows`).
             span: the batch.
             clock_ms: its clock, epoch ms.
-            taken_before_ms: all that forwarders have taken by now is due before (epoch ms).
+            taken_before_ms: the instant (epoch ms) before which all messages are due that forwarders have taken by now.
             may_repeat: whether any message that waits in the table repeats.
         """
         if not any(row["kind"] == ASKED for row in rows):
@@ -210,18 +213,18 @@ class RequestDesk:
             lambda ids: search.waiting(ids).messages,
         )  # fmt: skip
         asks = pa.concat_tables([by_id, named.asks])
-        # What is known of each id.
+        # Collect the facts about each id.
         outcomes = Outcomes(ids_in(asks.filter(pc.field("offset") >= 0)), span.ends)
         due_now = search.take(outcomes, asked, named, asks)
         recalled = self._recalled_among(outcomes.open_ids(), span)
-        # A lost batch may have taken out what a replacement names that is read again.
+        # A lost batch may have taken out the message that a replacement names. The replacement is then read again.
         conditional = asks.filter(pc.equal(asks.column("condition"), WAITING))
         facts = Facts(
             outcomes, named, due_now, recalled, self._recalled.known_from,
             self._stored_ids.replaced_by(conditional), search.numbers,
             search.waits, due_at_once_ms(clock_ms, span.cutoff_ms),
         )  # fmt: skip
-        # What is decided.
+        # Decide.
         shards = span.origin.shards
         known_ms = asked_ms if self._recalled.knows_all else 0
         due_before_ms = max(span.cutoff_ms, taken_before_ms)
@@ -234,7 +237,7 @@ class RequestDesk:
         return decision
 
     def _open(self, span: BatchSpan) -> None:
-        """Read what earlier batches have stored, and find out whether this one has, before it was cut off."""
+        """Read the ids that earlier batches have stored, and find whether an earlier try of this one has stored any."""
         if self._is_replay is None:
             stored = self._store.newest_of(span.origin.checkpoint)
             self._is_replay = stored is not None and stored >= span.batch_id

@@ -1,4 +1,4 @@
-"""The rows of a batch whose decision has given messages other due times: messages of its state stage, or the table."""
+"""The rows of a batch after its decision has moved messages, of its state stage or of the table, in time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def with_moves(
     """Return the rows of the batch of `span` (`SHARD_OUTPUT_SCHEMA`) with `moves` (`state.buckets.moves.MOVES_SCHEMA`).
 
     Args:
-        shard_output: what its state stage gives.
+        shard_output: the output of its state stage.
         store: the table.
-        stored: the messages among them that wait there. If there are any, the rows of a shard are in several
+        stored: the moved messages that wait in the table. If there are any, the rows of a shard are in several
             partitions; and the ids that the batch stores must take these messages out of windows and merges.
-        moves: the messages, and when they are due.
+        moves: the moved messages, and their due times.
         span: the batch.
         batch_settings: its settings.
     """
@@ -50,7 +50,7 @@ def with_moves(
 def check_moved(before: Iterable[Row], after: Iterable[Row], stored: Waiting) -> None:
     """Raise InvariantViolated if the rows of a batch lack messages that it had `before`, or that are `stored`.
 
-    There may be more: of an input topic that was made anew, several have the same id.
+    There may be more: if an input topic was created again, several messages have the same id.
     """
     expected = _messages(before) + count_of(ids_in(stored.places))
     if (found := _messages(after)) < expected:

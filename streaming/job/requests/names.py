@@ -1,26 +1,26 @@
-"""Looking names up: which message each ask by a name asks for, and which messages are dropped.
+"""Looks names up: which message each request by a name is for, and which messages are dropped.
 
-In the order of their ids, each record with a name asks for the message before it: the last one of its batch, or else
-the one that got the name in an earlier batch, by the table. What comes of that is decided as for any other ask
-(`streaming.job.requests.decision`). A message that another message, or a cancel, of its own batch asks for is never
-handed over.
+In the order of their ids, each record with a name is a request for the message before it. That is the last message of
+the name in its batch, or else the one that got the name in an earlier batch, by the table. The request is decided like
+any other (`streaming.job.requests.decision`). A message is never staged if another message, or a cancel, of its own
+batch requests it.
 
-A message that was accepted by the mode `KEEP` or `KEEP_TIME` *keeps its name* and its due time. As long as it does, a
-later message of the name by the mode `KEEP` is dropped and asks for nothing. One by the mode `KEEP_TIME` replaces it,
-and takes the due time over, sooner or later than its own. It was placed by its own due time before, and is moved
-(`state.buckets.moves`). Nobody waits for the release processes here: if one that is handed over comes out, both do at
-that time.
+A message that was accepted in the mode `KEEP` or `KEEP_TIME` *keeps its name* and its due time. As long as it does, a
+later message of the name in the mode `KEEP` is dropped and requests nothing. One in the mode `KEEP_TIME` replaces it,
+and takes over its due time, whether that is sooner or later than its own. It was first placed by its own due time, and
+is then moved (`state.buckets.moves`). The batch does not wait for the release processes here: if a staged message comes
+out, its replacement comes out at the same time.
 
-A message keeps its name until it is due, or somebody asks for it by its name or its id, in whatever way and whatever
-comes of that: nobody knows what release processes recall at the time of a replay, and a message must not be dropped in
-favour of one that does not come out. From then on it is replaced like any other. Whoever asks that a message which
-repeats and waits be due at once asks in vain: that is known, and does not count.
+A message keeps its name until it is due, or until there is a request for it, by its name or its id. The kind and the
+outcome of the request do not matter: at a replay, release processes may have recalled other messages, and a message
+must not be dropped in favour of one that does not come out. From then on it is replaced like any other. A request that
+a waiting message that repeats be due at once has no effect. That is known here, so such a request does not count.
 
-A message has its name until it is due, or a request has made it due at once; and after an outage until it is handed
-over: what was to come out meanwhile waits in the table, and is cancelled like anything else that waits.
+A message has its name until it is due, or until a request has made it due at once. After an outage it has its name
+until it is staged: messages that fell due meanwhile wait in the table, and are cancelled like any waiting message.
 
-A replay finds the same: it leaves out what its own batch has stored. So does the first batch after a rebuild, of which
-a lost batch may have stored names: these messages are read again.
+A replay finds the same: it leaves out the names that its own batch has stored. So does the first batch after a rebuild:
+a lost batch may have stored names of messages that are now read again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from streaming.job.requests.stored_ids import StoredIds
 
 
 class Holder(NamedTuple):
-    """The message that got a name last: its id, its due time, and until when its row is of use, both epoch ms.
+    """The last message that got a name: its id, its due time, and until when its row is needed, both epoch ms.
 
-    And whether it keeps its name and its due time.
+    `keeps` says whether it keeps its name and its due time.
     """
 
     id: MessageId
@@ -55,12 +55,12 @@ class Holder(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """What the next record with a name finds: the message that has the name, and whether it keeps it.
+    """The state of a name for its next record: the message that has the name, and whether it keeps it.
 
-    If it is one of the batch, and nobody has asked for it, also its `ask`. `until_ms`: it keeps the name from records
-    that were published by then, epoch ms; None: from all. One of the batch keeps it until it is due: if the checkpoint
-    before was lost, it may have come out then. One that repeats keeps it from all: another occurrence follows.
-    `deliver_at_ms` is when it is due, epoch ms.
+    `ask` is set for a message of the batch that no request was for yet. The message keeps the name from records that
+    were published by `until_ms` (epoch ms), or from all records if that is None. A message of the batch keeps it until
+    it is due: if the earlier checkpoint was lost, the message may have come out then. A message that repeats keeps it
+    from all records, because another occurrence follows. `deliver_at_ms` is its due time, epoch ms.
     """
 
     id: MessageId = NOTHING
@@ -74,13 +74,13 @@ class _Turn(NamedTuple):
         return ask.condition == KEEP and self.keeps and not self._is_over(ask)
 
     def leaves_to(self, ask: Ask) -> bool:
-        """Return whether it is a message of the batch that does not keep its name any more: it comes out too."""
+        """Return whether it is a message of the batch that no longer keeps its name. Then it comes out too."""
         return ask.condition == KEEP and self.keeps and self.ask is not None and self._is_over(ask)
 
     def gives_time_to(self, ask: Ask) -> bool:
-        """Return whether the message of `ask` takes its due time over. One that waits gives it however long it is due.
+        """Return whether the message of `ask` takes over its due time. A waiting message gives it even when overdue.
 
-        All messages of the batch wait, as they do for any other message that replaces them.
+        All messages of the batch count as waiting, as they do for any other message that replaces them.
         """
         waits = self.ask is not None or not self._is_over(ask)
         return ask.condition == KEEP_TIME and self.keeps and waits
@@ -94,16 +94,17 @@ _NOBODY = _Turn()
 
 @dataclass(frozen=True)
 class LookedUp:
-    """The asks by a name of one batch, once the names are known.
+    """The requests by a name of one batch, once the names are looked up.
 
-    - `asks`: with the id that each asks for; `NOTHING` if no message has its name (`ASK_SCHEMA`)
-    - `dropped`: the asks of messages that another one keeps its name from, and the id of that one (`ASK_SCHEMA`)
-    - `superseded`: messages of the batch that a later record of it asks for by their name (`CANCELLED_SCHEMA`)
+    - `asks`: the requests, each with the id of its message; `NOTHING` if no message has the name (`ASK_SCHEMA`)
+    - `dropped`: the requests of messages that are dropped, each with the id of the message that keeps the name
+      (`ASK_SCHEMA`)
+    - `superseded`: messages of the batch that a later record of the batch requests by name (`CANCELLED_SCHEMA`)
     - `retimed`: messages of the batch that take over another due time (`RETIMED_SCHEMA`)
     - `names`: the messages that have the names from now on, waiting or cancelled by name, as far as that is new
       (`NAMED_SCHEMA`)
-    - `earlier`: messages of earlier batches that got the names (`CANCELLED_SCHEMA`). Each is handed over, or waits in
-      the table unless it was cancelled: a message with a name is never in a mutable bucket.
+    - `earlier`: messages of earlier batches that got the names (`CANCELLED_SCHEMA`). Each is staged or cancelled, or
+      waits in the table: a message with a name is never in a mutable bucket.
     """
 
     asks: pa.Table
@@ -125,17 +126,17 @@ def look_up(
     """Look up the names of `asks` for the batch of `span`.
 
     Args:
-        asks: the asks by a name (`ASK_SCHEMA`).
-        by_id: the messages that the batch is asked for by their ids, and not in vain.
+        asks: the requests by a name (`ASK_SCHEMA`).
+        by_id: the messages that requests by id are for, without requests that have no effect.
         stored: the rows of earlier batches.
         span: the batch.
         clock_ms: its clock, epoch ms.
         waiting: returns which of some messages wait in the table (`CANCELLED_SCHEMA`).
     """
     previous_ms = span.handed_over_below_ms
-    # A message that waits has its name although it is due.
+    # A waiting message has its name even if it is due.
     free_ms = min(clock_ms, previous_ms)
-    # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch hands them over.
+    # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch stages them.
     may_be_left = not span.batch_id
     rows = stored.named_among(asks.column("name").to_pylist(), 0 if may_be_left else free_ms)
     known = _holders(rows)
@@ -143,17 +144,17 @@ def look_up(
     early = ids_of(holder.id for holder in known.values() if may_be_left and holder.deliver_at_ms < free_ms)
     overdue = each_of(ids_in(waiting(early))) if early else ()
     found = in_turn(asks, known, previous_ms, free_ms, overdue, by_id, delivered, clock_ms)
-    # Of the names that are not asked for, those whose messages are.
+    # Also the names that no request uses, if there is a request for their messages by id.
     others = (each for each in _holders(stored.keeping_among(by_id)).items() if each[0] not in known)
     names = pa.concat_tables([found.names, _rows_of(dict(others))])
-    # Batches to come ask for what is due from here on (`useful_from_ms`).
+    # Later batches look up only rows that are needed from here on (`useful_from_ms`).
     return replace(found, names=names.filter(pc.field("until_ms") >= useful_from_ms(span, clock_ms)))
 
 
 def useful_from_ms(span: BatchSpan, clock_ms: int) -> int:
-    """Return the instant, epoch ms, before which rows of names are of no use once the batch of `span` is over.
+    """Return the instant, epoch ms, before which rows of names are useless once the batch of `span` is over.
 
-    By then what is due before is handed over, and the clock, which reads `clock_ms` now, will not go back.
+    By then all messages that are due before it are staged, and the clock, which reads `clock_ms` now, will not go back.
     """
     return min(clock_ms, span.cutoff_ms)
 
@@ -168,15 +169,15 @@ def in_turn(
     delivered: Collection[MessageId] = (),
     clock_ms: int = 0,
 ) -> LookedUp:
-    """Return what each of `asks` asks for.
+    """Return the message that each of `asks` is for.
 
-    `known` are the messages of earlier batches, by name. What is due before `free_ms` is delivered, or about to be, and
-    its name is free, unless the message is one of `overdue`. So is that of a message which a request has `delivered`.
-    What is due before `previous_ms` is handed over. The messages `by_id`, which the batch is asked for by their ids, do
-    not keep their names. `clock_ms` is the clock of the batch. All times are epoch ms.
+    `known` are the messages of earlier batches, by name. Messages due before `free_ms` are delivered, or about to be,
+    and their names are free, except for the `overdue` messages. The names of messages that a request has `delivered`
+    are free too. Messages due before `previous_ms` are staged. The messages `by_id`, for which there are requests by
+    id, do not keep their names. `clock_ms` is the clock of the batch. All times are epoch ms.
     """
     turns: dict[bytes, _Turn] = {}
-    # Also if a cancel has taken it: who cancels again, in a later batch, gets the same answer.
+    # Includes messages that a cancel has taken: a repeated cancel in a later batch gets the same answer.
     newest: dict[bytes, Ask] = {}
     for name, holder in known.items():
         waits = holder.deliver_at_ms >= previous_ms or holder.id in overdue
@@ -192,7 +193,7 @@ def in_turn(
     for ask in sorted(asks_of(asks), key=lambda ask: ask.id):
         assert ask.name is not None
         turn = turns.get(ask.name, _NOBODY)
-        # With its own id it is another message, of an input topic that was created again: what cancels one would cancel
+        # A message with the same id is another one, of an input topic that was created again. A cancel would cancel
         # both.
         if turn.id == ask.id or turn.leaves_to(ask):
             turn = _NOBODY
@@ -209,14 +210,14 @@ def in_turn(
         keeps = ask.condition in (KEEP, KEEP_TIME) and not has_id(by_id, ask.id)
         due_ms = ask.deliver_at_ms
         if keeps and turn.gives_time_to(ask):
-            # Not at the time of the request that has its id: no two messages may have the same order key.
+            # Avoid the due time of the request with the same id: no two messages may have the same order key.
             request_ms = int(request_due_ms(ask.published_ms or 0, clock_ms, ask.deliver_at_ms))
             due_ms = turn.deliver_at_ms + (turn.deliver_at_ms == request_ms)
             retimed[ask.id] = ask, due_ms
         turns[ask.name] = _Turn(ask.id, keeps, ask, None if ask.repeats else ask.deliver_at_ms, due_ms)
         newest[ask.name] = ask._replace(deliver_at_ms=due_ms)
     given = [_row(ask, known.get(name), turns[name].keeps) for name, ask in newest.items()]
-    # Later batches must know that these do not keep their names any more.
+    # Later batches must know that these no longer keep their names.
     lost = {
         name: holder
         for name, holder in known.items()
@@ -237,7 +238,7 @@ def _holders(names: pa.Table) -> dict[bytes, Holder]:
 
 
 def _rows_of(holders: Mapping[bytes, Holder]) -> pa.Table:
-    """Return the rows of `NAMED_SCHEMA` that say of `holders` that they do not keep their names."""
+    """Return rows of `NAMED_SCHEMA` by which the `holders` do not keep their names."""
     rows = [(name, *each.id, each.deliver_at_ms, each.until_ms, False) for name, each in holders.items()]
     return table_from(rows, NAMED_SCHEMA)
 
@@ -245,7 +246,7 @@ def _rows_of(holders: Mapping[bytes, Holder]) -> pa.Table:
 def _row(ask: Ask, before: Holder | None, keeps: bool) -> tuple[bytes, str, int, int, int, int, bool]:
     """Return the row of `NAMED_SCHEMA` for the message of `ask`.
 
-    It is of use as long as that of the message before, which would be found in its place.
+    It is needed for as long as the row of the message before, which would otherwise be found in its place.
     """
     assert ask.name is not None
     assert ask.deliver_at_ms is not None

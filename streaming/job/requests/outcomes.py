@@ -1,4 +1,4 @@
-"""What became of the messages that the requests of a batch ask for, as far as the batch knows."""
+"""The outcomes of the messages that the requests of a batch are for, as far as the batch knows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from state.reasons import Reason
 
 
 class Outcomes:
-    """The outcome of each message that is asked for, each once: the `Reason` that an answer has, or None if it is open.
+    """The outcome of each requested message: the `Reason` of an answer, or None if it is open.
 
     A message that the job has not read when the batch ends is `NOT_READ`, or `NO_INPUT_TOPIC` if no input topic has its
     name. All others are open at first.
     """
 
     def __init__(self, asked: Ids, ends: Offsets) -> None:
-        """Take the ids that are asked for, and up to which offsets the job has read when the batch ends."""
+        """Take the requested ids, and the offsets up to which the job has read when the batch ends."""
         self._asked = table_of(asked)
         self._outcomes = np.full(self._asked.num_rows, None, dtype=object)
-        # By the offset log, and not by the settings, which a replay may find changed.
+        # By the offset log, and not by the settings: these may have changed before a replay.
         self._outcomes[~is_below(self._asked, by_partition(ends))] = Reason.NOT_READ
         is_input = np.asarray(pc.is_in(self._asked.column("topic"), pa.array(list(ends), pa.string())))
         self._outcomes[~is_input] = Reason.NO_INPUT_TOPIC
@@ -35,27 +35,27 @@ class Outcomes:
 
     @property
     def taken(self) -> pa.Table:
-        """What was given to `take` so far, as one table of `CANCELLED_SCHEMA`."""
+        """All messages that were passed to `take` so far, as one table of `CANCELLED_SCHEMA`."""
         return pa.concat_tables([CANCELLED_SCHEMA.empty_table(), *self._taken])
 
     def open_ids(self, but: Ids = NO_IDS) -> Ids:
-        """Return the ids whose outcome is open, without those of `but`."""
+        """Return the ids with an open outcome, without `but`."""
         return ids_in(self._asked.filter(pa.array(self._is_open & ~among(self._asked, but))))
 
     def take(self, messages: pa.Table) -> None:
-        """Let this batch take `messages` (`CANCELLED_SCHEMA`) from where they wait, asked for or not: cancel them."""
+        """Cancel `messages` (`CANCELLED_SCHEMA`), requested or not: this batch takes them from their places."""
         self._taken.append(messages)
         self.set(ids_in(messages), Reason.WITHDRAWN)
 
     def set(self, ids: Ids, outcome: Reason) -> None:
-        """Take note of the outcome of `ids`: whatever batch, request or process has brought it about."""
+        """Set the outcome of `ids`, whichever batch, request or process has caused it."""
         self._outcomes[among(self._asked, ids)] = outcome
 
     def close(self, known_from: Mapping[tuple[str, int], int], repeating: Ids) -> None:
-        """Give an outcome to what is open: it waits, is too old to be known, or is handed over.
+        """Set the outcomes that are open: a message waits, is too old to be known, or is staged.
 
-        Messages that wait are `repeating`: nothing else is left where it is. Those below the offset `known_from` of
-        their input partition are old.
+        Only `repeating` messages are left waiting. Messages below the offset `known_from` of their input partition are
+        old.
         """
         is_old = is_below(self._asked, known_from)
         rest = np.where(is_old, Reason.RECORD_DELETED, Reason.HANDED_OVER)  # type: ignore[call-overload]
@@ -64,7 +64,7 @@ class Outcomes:
         self._outcomes[is_open] = rest[is_open]
 
     def of(self, asks: pa.Table) -> npt.NDArray[Any]:
-        """Return the outcome of the message that each of `asks` asks for: by a name, there may be no message."""
+        """Return the outcome of the message that each of `asks` is for. A name may have no message."""
         places = places_in(self._asked, asks)
         found = np.full(asks.num_rows, Reason.NO_SUCH_NAME, dtype=object)
         found[places >= 0] = self._outcomes[places[places >= 0]]

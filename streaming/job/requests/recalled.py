@@ -1,7 +1,7 @@
 """The messages that release processes have recalled: the job follows the recalled topic, and forgets what is old.
 
-The topic is read from its beginning by each process, beside its first batches. What it has is on the driver's local
-disk from then on (`streaming.job.requests.runs`).
+Each process reads the topic from its beginning, in the background during its first batches. The records are on the
+driver's local disk from then on (`streaming.job.requests.runs`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 
 # How many records are deleted in one transaction: a second's work.
 _DELETED_AT_ONCE = 10_000
-# How long the transactions are waited for that are open when the topic is read. They last for milliseconds, unless the
-# process hangs or is dead; then its successor, or the broker, ends them.
+# How long to wait for transactions that are open when the topic is read. They last for milliseconds, unless the process
+# hangs or is dead. Then its successor, or the broker, ends them.
 _OPEN_S = 0.2
 Bounds = Mapping[tuple[str, int], int]
 
 
 class RecalledMessages:
-    """What the recalled topic says. Not thread-safe but for `known_from`."""
+    """The records of the recalled topic. Not thread-safe, except for `known_from`."""
 
     def __init__(self, settings: Settings, epoch: int, has_run: bool = False) -> None:
         """Read nothing yet.
 
-        `epoch` is the checkpoint's. `has_run` says whether earlier processes have handed messages over.
+        `epoch` is the checkpoint's. `has_run` says whether earlier processes have staged messages.
         """
         self._settings = settings
         self._topic = settings.recalled_topic
@@ -59,7 +59,8 @@ class RecalledMessages:
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
         self._runs = no_rows()
-        # Until all is read for the first time: where `known_from` moves then, and these input topics.
+        # Until all is read for the first time: the next value of `known_from`, and the input topics that were created
+        # again.
         self._opening: Bounds | None = None
         self._created_again: set[str] = set()
         self._known_from: Bounds = {}
@@ -67,16 +68,17 @@ class RecalledMessages:
 
     @property
     def known_from(self) -> Bounds:
-        """From which offset of each input partition on it is known which messages were cancelled.
+        """The offset of each input partition from which on it is known which messages were cancelled.
 
-        Of those below, it may be forgotten: their records are deleted, or older than `cancels.known_for`, or the topic
-        that said so is lost. Only grows, also for later processes. Empty before the first `read`. Any thread may ask.
+        For messages below, it may be forgotten: their records are deleted, or older than `cancels.known_for`, or the
+        topic that had the cancels is lost. The offsets only grow, also for later processes. Empty before the first
+        `read`. Any thread may read it.
         """
         return self._known_from
 
     @property
     def knows_all(self) -> bool:
-        """Whether the last `read` has read all that was recalled before: nothing is read behind an open transaction."""
+        """Whether the last `read` has read all earlier recalls. It cannot read past an open transaction."""
         return self._knows_all
 
     def read(self, cutoff_ms: int) -> None:
@@ -91,27 +93,27 @@ class RecalledMessages:
                 self._read_on(cutoff_ms, _OPEN_S)
                 return
             except ProducerFenced:
-                # The lease tells which of the two goes on.
+                # The lease tells which of the two processes continues.
                 retry.wait(BrokerUnreachable("another process of this application has begun to read it"))
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(self._cause_of(problem))
 
     def among(self, ids: Ids) -> Ids:
-        """Return those of `ids` that were recalled, as far as it is read."""
+        """Return the messages among `ids` that were recalled, by the records read so far."""
         found = self._runs.find(ids).items()
         return {source: rows.offsets[rows.counts] for source, rows in found if rows.counts.any()}
 
     def every(self) -> Iterable[tuple[tuple[str, int], list[int]]]:
-        """Yield the offsets of all messages that were recalled, as far as it is read, some at a time, by source."""
+        """Yield by source the offsets of all recalled messages, by the records read so far, some at a time."""
         for source, rows in self._runs.pieces():
             yield source, rows.offsets[rows.counts].tolist()
 
     def forget(self, cutoff_ms: int, due_before_ms: int) -> None:
-        """Read the topic up to now, move `known_from` on, and forget what was due before `due_before_ms` below it.
+        """Read the topic up to now, move `known_from` on, and forget messages below it due before `due_before_ms`.
 
-        What is forgotten must be old for all that ask later, also after a restart: so the age counts by `cutoff_ms`,
-        the cutoff of a batch, which never goes back, and not by the clock. Both are epoch ms. In an outage nothing is
-        forgotten. Raises RightMissing, TopicMissing, CheckpointMismatch, FormatMismatch.
+        A forgotten message must be old for all later requests, also after a restart. So its age is measured by
+        `cutoff_ms`, the cutoff of a batch, which never goes back, and not by the clock. Both are epoch ms. In an outage
+        nothing is forgotten. Raises RightMissing, TopicMissing, CheckpointMismatch, FormatMismatch.
         """
         try:
             present = self._read_on(cutoff_ms, wait_s=0)
@@ -124,7 +126,7 @@ class RecalledMessages:
             if bounds == self._known_from and not has_old:
                 return
             with closing(RecalledWriter(self._settings)) as writer:
-                # First: a message without its record must be old.
+                # This comes first: a message without its record must be old.
                 self._move(writer, bounds, present)
                 self._delete(writer, is_old)
         except ProducerFenced:
@@ -150,7 +152,7 @@ class RecalledMessages:
         return input_offsets_at(self._settings, cutoff_ms - self._settings.cancels.known_for)
 
     def _move(self, writer: RecalledWriter, bounds: Bounds, present: Mapping[str, PresentTopic]) -> None:
-        """Move `known_from` on to `bounds`, and to what is stored of the `present` input topics."""
+        """Move `known_from` on to `bounds`, and to the stored offsets of the `present` input topics."""
         stored = writer.known_from
         input_ids = {topic: found.id for topic, found in present.items() if topic != self._topic}
         former: Mapping[str, str] = {}
@@ -172,7 +174,7 @@ class RecalledMessages:
             for offset, epoch, _, _, number in zip(
                 *(column.tolist() for column in chosen(rows, is_old(source, rows))), strict=True
             )
-            # Not of a topic before this one, which may have had more partitions.
+            # Skip records of an earlier recalled topic, which may have had more partitions.
             if number in self._next
         )
         while several := list(islice(rest, _DELETED_AT_ONCE)):
@@ -180,7 +182,7 @@ class RecalledMessages:
         self._runs.forget(is_old)
 
     def _begin(self, cutoff_ms: int, present: Mapping[str, PresentTopic]) -> None:
-        """Begin with the first records. If something was read before, what the topic has said since may be lost."""
+        """Begin with the first records. If something was read before, records since then may be lost."""
         bounds = _highest(self._known_from, self._old_below(cutoff_ms))
         with closing(RecalledWriter(self._settings)) as writer:
             stored = writer.known_from
@@ -201,13 +203,14 @@ class RecalledMessages:
         """Move `known_from` on once all is read for the first time."""
         with closing(RecalledWriter(self._settings)) as writer:
             if self._created_again:
-                # First: once the present ids of the input topics are stored, nobody knows that these are old.
+                # This comes first: once the present ids of the input topics are stored, nobody knows that these are
+                # old.
                 self._delete(writer, lambda _, rows: ~rows.counts)
             self._move(writer, bounds, present)
         self._opening, self._created_again = None, set()
 
     def _read_on(self, cutoff_ms: int, wait_s: float) -> dict[str, PresentTopic]:
-        """Read on up to now, but for what lies behind transactions that are open for longer than `wait_s`.
+        """Read on up to now, but not past transactions that stay open for longer than `wait_s`.
 
         Returns the topic and the input topics as they are now.
         """

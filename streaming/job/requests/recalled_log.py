@@ -33,18 +33,18 @@ class RecalledLog:
         self._topic = settings.recalled_topic
         self._options = reader_options(librdkafka_options(settings.kafka), self._topic)
         self._consumer: Consumer | None = None
-        # Knows the ends of the topic with what is not committed. It reads nothing.
+        # Knows the ends of the topic including uncommitted records. It reads nothing.
         self._reader_of_all: Consumer | None = None
 
     def bounds(self, numbers: Iterable[int], wait_s: float) -> tuple[dict[int, tuple[int, int]], bool]:
         """Return the first offset and the end of each partition, for a reader of committed records.
 
-        The end is before a transaction that is still open. Such transactions are waited for up to `wait_s`. Returns
-        also whether none is left.
+        The end is before the first transaction that is still open. Waits up to `wait_s` for such transactions. Also
+        returns whether all of them have ended.
         """
         until_s = time.monotonic() + wait_s
-        # No admin client: that goes on with the leaders' epochs that it knows, and brokers refuse these once one of
-        # them has started anew, until the client asks for metadata after many minutes.
+        # Not with an admin client, which keeps using the leader epochs that it knows. After a broker has restarted,
+        # brokers refuse these epochs until the client refreshes its metadata, after many minutes.
         of_all = self._reader_of_all = self._reader_of_all or self._made("read_uncommitted")
         consumer, own = self._opened(), [*numbers]
         written = self._offsets(of_all, own, OFFSET_END)
@@ -69,7 +69,7 @@ class RecalledLog:
             while left:
                 if time.monotonic() > heard_s + _TIMEOUT_S:
                     raise BrokerUnreachable(f"{self._topic} cannot be read")
-                # Not with a time: it would wait for as many messages until then.
+                # Without a timeout: it would wait that long for so many messages.
                 for message in (consumer.poll(_POLL_S), *consumer.consume(_AT_ONCE, 0)):
                     if message is None or not _is_record(message):
                         continue
@@ -111,7 +111,7 @@ class RecalledLog:
 
 
 def _is_record(message: Message) -> bool:
-    """Return False for an error that passes. Raises KafkaException for others."""
+    """Return False for a transient error. Raises KafkaException for others."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return True

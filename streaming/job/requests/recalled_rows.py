@@ -1,4 +1,4 @@
-"""What records of the recalled topic say, as rows on the driver's local disk (`streaming.job.requests.runs`)."""
+"""The records of the recalled topic, as rows on the driver's local disk (`streaming.job.requests.runs`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from state.message_ids import ID_SCHEMA, id_text, ids_of, table_from
 from state.recalled import Recall, read_recall, read_recall_key, recall_key
 from streaming.job.requests.runs import Numbers, Runs, Source, divided
 
-# How many records are kept as single objects before they become a run; and how many deletions, for which the runs that
-# have their rows are written again.
+# How many records are kept as single objects before they become a run, and how many deletions are kept before the runs
+# with the deleted rows are written again.
 _MOST_FOUND, _MOST_DELETED = 100_000, 500_000
-# What is known of each record: the id, and `Recalled`.
+# The columns of each record: the id, and the fields of `Recalled`.
 _RECALLED_SCHEMA = pa.schema(
     [*ID_SCHEMA, ("epoch", pa.int64()), ("counts", pa.bool_()), ("due_before_ms", pa.int64()), ("number", pa.int64())]
 )
@@ -30,10 +30,10 @@ _Key = tuple[int, bytes | None]
 
 
 class Recalled(NamedTuple):
-    """Recalled messages by offset and epoch: whether the record counts, what it says, and its partition.
+    """Recalled messages by offset and epoch: whether the record counts, its due time, and its partition.
 
-    Records of an earlier epoch do not count, whose messages were accepted again since, nor those of an input topic that
-    was created again.
+    Records of an earlier epoch do not count: their messages were accepted again since. Nor do records of an input topic
+    that was created again.
     """
 
     offsets: Numbers
@@ -49,10 +49,10 @@ def no_rows() -> Runs[Recalled]:
 
 
 class Reading:
-    """Takes records in as they are read. If that fails, another reading from the same offsets on changes nothing."""
+    """Takes in records as they are read. After a failure, they can be read again from the same offsets."""
 
     def __init__(self, runs: Runs[Recalled], epoch: int, created_again: Collection[str]) -> None:
-        """Add to `runs`. `epoch` is the checkpoint's, and `created_again` are input topics that others had the name of.
+        """Add to `runs`. `epoch` is the checkpoint's, and `created_again` are input topics that were created again.
 
         Records of later epochs are ignored.
         """
@@ -60,7 +60,7 @@ class Reading:
         self._epoch = epoch
         self._created_again = created_again
         self._found: dict[_Key, tuple[MessageId, Recall]] = {}
-        # Since the last record with the key.
+        # The keys that were deleted after their last record.
         self._deleted: set[_Key] = set()
 
     def take(self, message: Message) -> None:
@@ -93,7 +93,7 @@ class Reading:
                 found[row] = (number, recall_key(epoch, id_text((*source, offset)))) in self._deleted
             return found
 
-        # Rarely any: this process has forgotten what it deleted itself.
+        # There are rarely any: this process has already forgotten the records that it deleted itself.
         if any(are_deleted(*piece).any() for piece in self._runs.find(ids).items()):
             self._runs.forget(are_deleted)
         self._deleted.clear()
@@ -109,6 +109,6 @@ class Reading:
 
     def _ids_deleted(self) -> Iterator[MessageId]:
         for _, key in self._deleted:
-            # A key of somebody else had no row.
+            # A key that Delayline did not write has no row.
             with suppress(CheckpointMismatch):
                 yield read_recall_key(key)[1]

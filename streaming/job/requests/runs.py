@@ -1,10 +1,11 @@
 """Rows of numbers on the driver's local disk: ids and names, of which there are too many for its memory.
 
-A *run* is a file of rows that never changes. Its rows are in the order of their numbers, and those of each source are
-together. A set of runs is log-structured, as the table is: new rows become a run, and runs of like size become one. A
-B-tree reads and writes a page for nearly every row, since ids and hashes come at random.
+A *run* is a file of rows that never changes. Its rows are grouped by source, in the order of their numbers. A set of
+runs is log-structured, as the table is: new rows become a run, and runs of like size become one. A B-tree reads and
+writes a page for nearly every row, since ids and hashes come at random.
 
-The rows are derived, and no batch needs them after a crash: the files have no name, and go with the process.
+The rows are derived data, and no batch needs them after a crash. So the files have no name, and vanish with the
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _AT_ONCE = 1 << 18
 
 
 class Run:
-    """Rows in a file, which no memory keeps.
+    """Rows in a file, not kept in memory.
 
     `count` is how many rows there are, and `sources` has the first row of each source and the row after its last.
     """
@@ -43,7 +44,7 @@ class Run:
     def __init__(
         self, several: Iterable[tuple[Source, Columns]], capacity: int, kinds: Sequence[npt.DTypeLike]
     ) -> None:
-        """Write at most `capacity` rows, whose numbers are of these `kinds`.
+        """Write at most `capacity` rows with numbers of these `kinds`.
 
         The rows of a source come one after the other, in ascending order of their first numbers. Raises OSError.
         """
@@ -81,7 +82,7 @@ class Run:
         self.let_go()
 
     def find(self, wanted: Mapping[Source, npt.NDArray[Any]]) -> Iterator[tuple[Source, Columns]]:
-        """Yield by source the rows whose first number is among those that are `wanted`, which ascend."""
+        """Yield by source the rows with a first number in `wanted`, which is in ascending order."""
         for source in wanted.keys() & self.sources.keys():
             columns, numbers = self.rows_of(source), wanted[source]
             firsts = np.searchsorted(columns[0], numbers)
@@ -96,12 +97,12 @@ class Run:
 
 
 class Runs(Generic[Rows]):
-    """A set of rows that grows, in runs. Of several rows with the same key, the greatest counts. Not thread-safe."""
+    """A growing set of rows, in runs. Among rows with the same key, the greatest counts. Not thread-safe."""
 
     def __init__(
         self, named: Callable[..., Rows], kinds: Sequence[npt.DTypeLike], keys: int = 1, lasting: int | None = None
     ) -> None:
-        """Have no row. The numbers of a row are of these `kinds`, and the first `keys` of them are its key.
+        """Start without rows. The numbers of a row are of these `kinds`, and the first `keys` of them are its key.
 
         `named` gives the columns their names. `lasting` is the index of a column, if there is one, in which the row
         that counts has the greatest number of all rows with its key.
@@ -123,7 +124,7 @@ class Runs(Generic[Rows]):
             self._runs.append(Run(self._merged(older, newer), older.count + newer.count, self._kinds))
 
     def find(self, wanted: Mapping[Source, npt.NDArray[Any]]) -> dict[Source, Rows]:
-        """Return by source, in ascending order, the rows whose first number is among those that are `wanted`."""
+        """Return by source, in ascending order, the rows with a first number in `wanted`."""
         found: dict[Source, list[Columns]] = {}
         for run in self._runs:
             for source, columns in run.find(wanted):
@@ -137,7 +138,7 @@ class Runs(Generic[Rows]):
                 yield source, self._named(*columns)
 
     def forget(self, is_old: Callable[[Source, Rows], Mask], least: float = 0.0) -> None:
-        """Forget rows that are old. A run keeps them for now if they are less than the fraction `least` of it."""
+        """Forget rows that are old. A run keeps them for now if they are less than the fraction `least` of its rows."""
 
         def left(run: Run) -> Iterator[tuple[Source, Columns]]:
             for source, columns in run.pieces():
@@ -163,7 +164,7 @@ class Runs(Generic[Rows]):
             run.let_go()
 
     def _in_order(self, several: Sequence[Columns]) -> Columns:
-        """Return the rows in ascending order, of each key the greatest."""
+        """Return the rows in ascending order, only the greatest of each key."""
         every = [np.concatenate(each) for each in zip(*several, strict=True)]
         ordered = chosen(every, np.argsort(every[0], kind="stable"))
         is_same = ordered[0][1:] == ordered[0][:-1]

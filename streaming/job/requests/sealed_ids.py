@@ -1,9 +1,9 @@
-"""Where each message lies that is sealed, by its id: a copy of the table's index, on the driver's local disk.
+"""Finds sealed messages by their ids: a copy of the table's index, on the driver's local disk.
 
-A request names a message of any age. To find it by a query of the table reads all metadata in each batch, which is what
-waits in bytes, and costs half a second of Spark even if that is little. So the index is copied beside the first
-batches, or when the first request comes, and what is sealed or merged later is added. The copy is in the order of the
-ids: in the table an entry has the messages of a time, which may be of all offsets. Each id takes 12 bytes.
+A request names a message of any age. A query of the table would read all metadata in each batch. The metadata grow with
+the waiting messages, and even little costs half a second of Spark. So the index is copied in the background during the
+first batches, or when the first request comes. Entries that are sealed or merged later are added. The copy is in the
+order of the ids. In the table, an entry has the messages of a time, which may have any offsets. Each id takes 12 bytes.
 
 A Delta partition with metadata is written once and removed whole, so the copy of one never changes.
 """
@@ -26,7 +26,7 @@ _CLOSE_S = 5.0
 
 
 class _Piece:
-    """Some index entries of one Delta partition: their ids as a run, with the number of the entry of each."""
+    """Some index entries of one Delta partition: their ids as a run, each with the number of its entry."""
 
     def __init__(self, entries: pa.Table) -> None:
         """Take a table of `ENTRY_SCHEMA`."""
@@ -38,7 +38,7 @@ class _Piece:
                 at = ranges(firsts[rows], lengths[rows])
                 yield source, chosen((offsets, of_entry), at[np.argsort(offsets[at])])
 
-        # Of an input topic that was created again, two messages may have the same id.
+        # If an input topic was created again, two messages may have the same id.
         self._ids = Run(by_id(), len(offsets), (np.int64, np.uint32))
         self._entries = entries.drop_columns(["offsets", "first_offset", "last_offset"])
 
@@ -61,14 +61,14 @@ class SealedIds:
         # The Delta partitions that are copied whole, and the version of the table that has just these.
         self._copied: set[str] = set()
         self._version: int | None = None
-        # Whether anything was sought, or will be.
+        # Whether any id was looked up, or will be.
         self._is_used = False
         self._lock = Lock()
 
     def locate(self, ids: Ids, before_bucket: int, from_ms: int, version: int) -> pa.Table:
-        """Return where those of `ids` lie that wait in a bucket before `before_bucket`, as a table of `LOCATED_SCHEMA`.
+        """Return the places of `ids` that wait in a bucket before `before_bucket`, as a table of `LOCATED_SCHEMA`.
 
-        Of a message that is due before `from_ms` (epoch ms), a row may be there or not. `version` is that of the table.
+        A message that is due before `from_ms` (epoch ms) may have a row or not. `version` is the version of the table.
         """
         with self._lock:
             self._is_used = True
@@ -80,14 +80,14 @@ class SealedIds:
             return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *several])
 
     def look_ahead(self, is_expected: bool = False) -> None:
-        """Copy what the table has by now, if anything was sought before, or `is_expected` to be sought from now on."""
+        """Copy the present index of the table, if ids were looked up before, or if that `is_expected` from now on."""
         with self._lock:
             self._is_used |= is_expected
             if self._is_used:
                 self._copy(self._store.version())
 
     def close(self) -> None:
-        """Forget the copy, unless another thread reads the table for so long that the process had better end."""
+        """Forget the copy, unless another thread reads the table for so long that the process should rather end."""
         if self._lock.acquire(timeout=_CLOSE_S):
             self._pieces.clear()
             self._copied.clear()
@@ -95,14 +95,14 @@ class SealedIds:
             self._lock.release()
 
     def _copy(self, version: int) -> None:
-        """Let the copy be that of the table at `version`."""
-        # Which partitions a version has, Delta works out in a Spark job.
+        """Update the copy to the table at `version`."""
+        # Delta lists the partitions of a version in a Spark job.
         if version == self._version:
             return
         self._version = None
         live = self._store.metadata_partitions(version)
         self._copied &= live
-        # Without what a reading that failed has left.
+        # Drop the pieces that a failed reading has left.
         self._pieces = {part: own for part, own in self._pieces.items() if part in self._copied}
         if missing := live - self._copied:
             for entries in self._store.index_entries_of(missing, version):

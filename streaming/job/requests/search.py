@@ -1,7 +1,7 @@
-"""Where messages are that a batch's asks ask for: in its state stage, in the table, or neither.
+"""Finds the messages that the requests of a batch are for: in its state stage, in the table, or in neither.
 
-The state stage has taken out what it found itself. What an overflow group passes by, and what is sealed, is looked for
-here.
+The state stage has already taken out the messages that it found. This module looks for messages that pass through
+overflow groups, and for sealed messages.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.stored_ids import StoredIds
 
-# A message in a chunk: its id, the bucket of the chunk, and when it is due (epoch ms). Of one that repeats also the
-# number and the instant (epoch ms) of the occurrence, and the schedule; else null.
+# A message in a chunk: its id, the bucket of the chunk, and its due time (epoch ms). A message that repeats also has
+# the number and the instant (epoch ms) of the occurrence, and the schedule. Others have nulls there.
 _OCCURRENCE = pa.schema([("number", pa.int64()), ("at_ms", pa.int64()), ("schedule", pa.binary())])
 _FOUND_SCHEMA = pa.schema([*ID_SCHEMA, ("bucket", pa.int64()), ("deliver_at_ms", pa.int64()), *_OCCURRENCE])
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
-    """Return the rows that the state stage of a batch gives, without chunks of messages, which no driver reads."""
+    """Return the rows of a batch's state stage, without chunks of messages, which the driver does not read."""
     kinds = f"'{ASKED}', '{TAKEN_OUT}', '{KEPT}', '{NAMED}'"
     return shard_output.withColumn("chunk", expr(f"IF(kind IN ({kinds}), chunk, NULL)")).collect()
 
 
 class Asked(NamedTuple):
-    """The `asks` of a batch (`ASK_SCHEMA`), and what its state stage has found for them (`CANCELLED_SCHEMA`).
+    """The requests of a batch (`ASK_SCHEMA`), and the messages that its state stage has found (`CANCELLED_SCHEMA`).
 
-    It has `taken_out` messages. Those that any ask wants to be due at once are `undecided`: in rows of the batch.
-    `repeating` are those that repeat, and those that come with the asks.
+    The state stage has removed the `taken_out` messages. Messages that any request wants to be due at once are
+    `undecided`, and are in rows of the batch. `repeating` are the messages that repeat: those found, and those that
+    came with the requests.
     """
 
     asks: pa.Table
@@ -61,14 +62,14 @@ class Asked(NamedTuple):
 
 
 def read_asks(rows: Iterable[Row]) -> Asked:
-    """Return what the rows of a batch say of its asks."""
+    """Return the requests in the rows of a batch, and the messages found for them."""
     tables = [(row["kind"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] in (ASKED, TAKEN_OUT)]
     asks = pa.concat_tables([table for kind, table in tables if kind == ASKED])
     found = [table for kind, table in tables if kind == TAKEN_OUT]
     comes_again = ids_in(own_ids(asks.filter(asks.column("repeats").fill_null(False))))
     if not found:
         return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), comes_again)
-    # Two have one id if an input topic was created again.
+    # Two messages have the same id if an input topic was created again.
     by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
     dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(asks)))
     froms = pc.if_else(is_undecided, dues, pa.scalar(NEVER_MS))
@@ -81,10 +82,10 @@ def read_asks(rows: Iterable[Row]) -> Asked:
 
 
 class Waiting(NamedTuple):
-    """Messages that wait in the table: where each lies (`LOCATED_SCHEMA`), in the table at `version`.
+    """Messages that wait in the table at `version`, with the place of each (`LOCATED_SCHEMA`).
 
-    What is due before `from_ms` (epoch ms) waits no more, except in the bucket `overdue_bucket`, if there is one.
-    `repeating` has what is known of the messages among them that repeat.
+    Messages due before `from_ms` (epoch ms) no longer wait, except in the bucket `overdue_bucket`, if there is one.
+    `repeating` has the waiting occurrences of those that repeat.
     """
 
     places: pa.Table
@@ -99,11 +100,11 @@ class Waiting(NamedTuple):
         return self.places.select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
 
     def among(self, ids: Ids) -> Waiting:
-        """Return those of `ids`."""
+        """Return the messages with these `ids`."""
         return self._replace(places=self.places.filter(pa.array(among(self.places, ids))))
 
     def first_ms(self, bucket: int) -> int:
-        """Return the due time, epoch ms, from which on messages of `bucket` wait."""
+        """Return the due time, epoch ms, from which on messages of `bucket` still wait."""
         return 0 if bucket == self.overdue_bucket else self.from_ms
 
 
@@ -114,11 +115,11 @@ NOTHING_WAITS = Waiting(LOCATED_SCHEMA.empty_table(), 0, 0, None)
 class Search:
     """Looks for messages wherever they wait, for the requests of the batch of `span`.
 
-    - `store`, `stored_ids`, `sealed_ids`: the table, and what is known of it
-    - `shard_output`, `rows`: what its state stage gives (`driver_rows`)
+    - `store`, `stored_ids`, `sealed_ids`: the table, and the copies of its ids
+    - `shard_output`, `rows`: the output of its state stage, and its `driver_rows`
     - `may_repeat`: whether any message that waits in the table repeats
-    - `numbers`: the messages that repeat, and the number of the occurrence that waits, once they are found
-    - `waits`: what waits in the table, once it is found
+    - `numbers`: the number of the waiting occurrence of each message that repeats, once it is found
+    - `waits`: the messages that wait in the table, once they are found
     """
 
     store: BucketTable
@@ -132,9 +133,9 @@ class Search:
     waits: Waiting = NOTHING_WAITS
 
     def asked_for(self, asks: pa.Table, repeating: Ids) -> Ids:
-        """Return the ids that `asks` ask for (`ASK_SCHEMA`), but for messages that repeat and shall only be due now.
+        """Return the ids in `asks` (`ASK_SCHEMA`), except for requests that a message that repeats be due now.
 
-        Such a message keeps its name. `repeating` are those that came with the batch.
+        Such a message keeps its name. `repeating` are the messages that repeat and came with the batch.
         """
         if self.may_repeat:
             keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(asks)))
@@ -144,10 +145,10 @@ class Search:
         return ids_in(asks.filter(pa.array(~in_vain)))
 
     def take(self, outcomes: Outcomes, asked: Asked, named: LookedUp, asks: pa.Table) -> pa.Table:
-        """Let `outcomes` take what waits, wherever that is, and `asks` ask for (`ASK_SCHEMA`, by ids).
+        """Let `outcomes` take the messages that `asks` are for (`ASK_SCHEMA`, by ids), wherever they wait.
 
-        `asked` and `named` are what the batch is asked for by ids and names. Returns what this batch would seal or hand
-        over otherwise (`CANCELLED_SCHEMA`).
+        `asked` has the requests of the batch, and `named` the result of looking up their names. Returns the messages
+        that this batch would otherwise seal or stage (`CANCELLED_SCHEMA`).
         """
         self.numbers |= dict.fromkeys(each_of(asked.repeating), 1)
         undecided = self._taken_of(asked.undecided, asks)
@@ -159,16 +160,16 @@ class Search:
         outcomes.set(known.ids, Reason.WITHDRAWN)
         outcomes.set(self.stored_ids.moved_among(known.ids), Reason.MADE_DUE)
         is_held = pc.greater_equal(named.earlier.column("until_ms"), self.span.handed_over_below_ms)
-        # What shall be due at once must be found where it is, and so must what repeats.
+        # Messages that become due at once, and messages that repeat, must be found in their places.
         if not self.may_repeat:
             held = named.earlier.filter(is_held)
             outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=delivering_ids(asks))))))
 
         def wanted(but: Ids = NO_IDS) -> Ids:
-            # Of an input topic that was made anew, another message may have the id of one that was cancelled.
+            # If an input topic was created again, a message may have the id of an older, cancelled one.
             return united([outcomes.open_ids(but), known.ids])
 
-        # The first batch finds there what an earlier checkpoint has left, however long it is due.
+        # The first batch also finds the messages there that an earlier checkpoint has left, however overdue they are.
         handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
         self.waits = self.waiting(wanted(but=handed_over), known)
         self._know(self.waits.repeating)
@@ -180,24 +181,23 @@ class Search:
     def waiting(self, ids: Ids, cancelled: CancelledIds = NONE_CANCELLED) -> Waiting:
         """Return which of `ids` wait in a bucket of an earlier batch.
 
-        They are not handed over before this batch, and not `cancelled`. In a segment with messages that repeat, each is
-        looked at.
+        They are not staged before this batch, and not `cancelled`. In a segment with messages that repeat, each message
+        is read.
         """
         previous_ms = self.span.handed_over_below_ms
-        # The first batch hands over what an earlier checkpoint has left, however long it is due.
+        # The first batch stages the messages that an earlier checkpoint has left, however overdue they are.
         overdue_bucket = None if self.span.batch_id else self.span.origin.overdue_bucket
         nothing = NOTHING_WAITS._replace(from_ms=previous_ms, overdue_bucket=overdue_bucket)
         if not ids:
             return nothing
-        # The index and chunks, of one version: a merge moves messages to other parts.
+        # Read the index and the chunks at one version: a merge moves messages to other parts.
         found = nothing._replace(version=self.store.version())
         from_ms = previous_ms if self.span.batch_id else 0
         located = self.sealed_ids.locate(ids, self.span.bucket, from_ms, found.version)
         if cancelled.ids:
             located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
         froms, untils, buckets = (located.column(name).to_numpy() for name in ("from_ms", "until_ms", "bucket"))
-        # A rebuild seals dead letters and answers there too, which have ids of messages. The first batch hands them
-        # over.
+        # A rebuild also seals dead letters and answers there, which have ids of messages. The first batch stages them.
         is_overdue = buckets == overdue_bucket
         waits = (froms >= previous_ms) & ~is_overdue
         certain = located.filter(pa.array(waits))
@@ -208,16 +208,16 @@ class Search:
         there = _found_in(self.store.chunks_at(looked_at, found.version), ids_in(looked_at))
         first_ms = pa.array([found.first_ms(each) for each in there.column("bucket").to_pylist()], pa.int64())
         there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
-        # What is certain keeps its bounds: a replay, which may look at more or less, decides the same.
+        # Certain places keep their bounds, so that a replay decides the same although it may read other chunks.
         places = pa.concat_tables([certain, _still_there(doubtful, there)])
         return found._replace(places=places, repeating=_repeating_in(there))
 
     def _passed_by(self, ids: Ids) -> pa.Table:
-        """Return those of `ids` that this batch seals, or hands over, from overflow groups (`CANCELLED_SCHEMA`).
+        """Return the messages among `ids` that this batch seals or stages from overflow groups (`CANCELLED_SCHEMA`).
 
         Such groups have no state, and take nothing out.
         """
-        # Each group says what it keeps, and overflow groups come beside the group of their shard.
+        # Each group has a row for its kept messages. Overflow groups come in addition to the group of their shard.
         groups = Counter(row["shard"] for row in self.rows if row["kind"] == KEPT)
         if not ids or max(groups.values(), default=0) < 2:
             return CANCELLED_SCHEMA.empty_table()
@@ -230,7 +230,7 @@ class Search:
         self.numbers |= {identity: each.number for identity, each in repeating.items()}
 
     def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
-        """Return those of the `found` messages that `asks` take: not what repeats, if they only want it to be due."""
+        """Return the `found` messages that `asks` take. A request to be due now takes no message that repeats."""
         delivers = np.asarray(asks.column("delivers"))
         if not (self.numbers and delivers.any()):
             return found
@@ -239,7 +239,7 @@ class Search:
 
 
 def _repeating_in(found: pa.Table) -> dict[MessageId, Predecessor]:
-    """Return what is known of the messages that repeat among `found` (`_FOUND_SCHEMA`)."""
+    """Return the waiting occurrence of each message that repeats among `found` (`_FOUND_SCHEMA`)."""
     repeating = found.filter(pc.is_valid(found.column("number")))
     columns = (repeating.column(name).to_pylist() for name in (*ID, *_OCCURRENCE.names))
     # The last occurrence waits.
@@ -248,9 +248,9 @@ def _repeating_in(found: pa.Table) -> dict[MessageId, Predecessor]:
 
 
 def _still_there(doubtful: pa.Table, there: pa.Table) -> pa.Table:
-    """Return those places that have a message which waits, and is `there` (`_FOUND_SCHEMA`).
+    """Return the `doubtful` places with a waiting message that is `there` (`_FOUND_SCHEMA`).
 
-    The index does not know it, or not when it is due.
+    The index does not know whether the message is there, or when exactly it is due.
     """
     joined = doubtful.join(there, [*ID, "bucket"], join_type="inner", use_threads=False)
     due = joined.column("deliver_at_ms")
@@ -258,14 +258,15 @@ def _still_there(doubtful: pa.Table, there: pa.Table) -> pa.Table:
     exact = joined.append_column("exact_ms", due).filter(is_it)
     columns = ["exact_ms" if name in ("from_ms", "until_ms") else name for name in LOCATED_SCHEMA.names]
     places = pa.table([exact.column(name) for name in columns], schema=LOCATED_SCHEMA)
-    # A message, and its request, may have two.
+    # A message and its request may have two places.
     return places.group_by(LOCATED_SCHEMA.names, use_threads=False).aggregate([])
 
 
 def _found_in(chunks: DataFrame, ids: Ids) -> pa.Table:
-    """Return those of `ids` that are in `chunks`, as a table of `_FOUND_SCHEMA`. Neither dead letters nor asks.
+    """Return the messages among `ids` that are in `chunks` (`_FOUND_SCHEMA`), without dead letters and requests.
 
-    Nor messages that a lost batch has made due, and a rebuild has left: these come out, as may be answered already.
+    Also leaves out messages that a lost batch has made due and a rebuild has left. They will come out, and the answer
+    may already say so.
     """
     return chunks.select("bucket", "chunk").mapInArrow(_finding(ids), from_arrow_schema(_FOUND_SCHEMA)).toArrow()
 

@@ -1,7 +1,7 @@
 """The rows of ids that earlier batches have stored: which messages are cancelled, and which have a name.
 
-They are read from the table once, beside the first batches or when the first request comes, to the local disk. A query
-of the table would cost each batch half a second of Spark, and more with the number of rows.
+They are copied from the table to the local disk once: in the background during the first batches, or when the first
+request comes. A query of the table would cost each batch half a second of Spark, and more with many rows.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from state.names import HASH_BYTES, NAMED_SCHEMA, name_columns
 from streaming.job.requests.runs import Numbers, Runs, Source, divided
 
 _HASH = f"S{HASH_BYTES}"
-# Names have no source: whoever looks for one knows no partition.
+# Names have no source: a lookup of a name knows no partition.
 _NAMES: Source = ("", 0)
-# Which part of a run is old before that is worth writing the run again.
+# The fraction of old rows from which on it is worth writing a run again.
 _OLD = 0.125
 
 
 class _Cancelled(NamedTuple):
     """Cancelled messages by offset: the bucket of the batch, the last due time (epoch ms), and the successor.
 
-    That is 0 for a message without one (`_number_of`). If an input topic was made anew, an id that was cancelled in
-    several batches is of several messages.
+    The successor is 0 for a message without one (`_number_of`). If an input topic was created again, an id that was
+    cancelled in several batches belongs to several messages.
     """
 
     offsets: Numbers
@@ -47,10 +47,10 @@ class _Cancelled(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """Names by their hashes, with the columns of `NAMED_SCHEMA`; of the topic a number.
+    """Names by their hashes, with the columns of `NAMED_SCHEMA`, but a number for the topic.
 
-    Of several messages that got a name, the newest has it; of one that repeats, its last occurrence counts. Its row is
-    of use for as long as any other row of the name: without it, a holder before it would have the name again.
+    If several messages got a name, the newest has it. If a message repeats, its last occurrence counts. Its row is
+    needed for as long as any other row of the name: without it, an earlier holder would have the name again.
     """
 
     hashes: npt.NDArray[Any]
@@ -64,7 +64,7 @@ class _Named(NamedTuple):
 
 
 class _Keeping(NamedTuple):
-    """Messages that keep their names or did, by offset: the hash of the name, and until when its row is of use."""
+    """Messages that keep or kept their names, by offset: the hash of the name, and until when its row is needed."""
 
     offsets: Numbers
     hashes: npt.NDArray[Any]
@@ -72,7 +72,7 @@ class _Keeping(NamedTuple):
 
 
 class StoredIds:
-    """The stored ids as they are before the batch that asks. Not thread-safe."""
+    """The ids that were stored before the running batch. Not thread-safe."""
 
     def __init__(self, store: BucketTable) -> None:
         """Take the table. Nothing is read yet."""
@@ -81,10 +81,10 @@ class StoredIds:
         self.close()
 
     def open(self, before_bucket: int, origin: CheckpointOrigin) -> None:
-        """Read what batches before that of `before_bucket` have stored, unless it is read already.
+        """Read the ids that batches before the one of `before_bucket` have stored, unless they are read already.
 
-        A lost batch of a checkpoint before that of `origin` may have stored names of records that are read again: these
-        do not count.
+        A lost batch of a checkpoint before the one of `origin` may have stored names of records that are read again.
+        These names do not count.
         """
         if self._is_open:
             return
@@ -101,7 +101,7 @@ class StoredIds:
         bucket: int,
         replaced: Mapping[MessageId, Successor] = NONE_REPLACED,
     ) -> None:
-        """Add what the batch of `bucket` stores: `CANCELLED_SCHEMA` and `NAMED_SCHEMA`, and what was `replaced`."""
+        """Add the ids that the batch of `bucket` stores (`CANCELLED_SCHEMA`, `NAMED_SCHEMA`), with those `replaced`."""
         if self._is_open:
             self._add_cancelled(id_table(bucket, cancelled_columns(cancelled, replaced)))
             self._add_names(id_table(bucket, name_columns(names)))
@@ -128,18 +128,18 @@ class StoredIds:
         self._keeping.add(divided(ids.filter(pa.array(keeps)), keeping))
 
     def cancelled_among(self, ids: Ids) -> CancelledIds:
-        """Return those of `ids` that are cancelled."""
+        """Return the cancelled messages among `ids`."""
         found = self._cancelled.find(ids)
         offsets = {source: rows.offsets for source, rows in found.items()}
         return CancelledIds(offsets, {source: rows.buckets for source, rows in found.items()})
 
     def moved_among(self, ids: Ids) -> Ids:
-        """Return those of `ids` that a batch has moved and handed over."""
+        """Return the messages among `ids` that a batch has moved and staged."""
         found = self._cancelled.find(ids).items()
         return {source: rows.offsets[rows.successors < 0] for source, rows in found if (rows.successors < 0).any()}
 
     def replaced_by(self, asks: pa.Table) -> dict[MessageId, MessageId]:
-        """Return the messages that any of `asks` (`ASK_SCHEMA`) has replaced, as far as that is stored, and its id."""
+        """Return the messages that `asks` (`ASK_SCHEMA`) have replaced by the stored rows, with the new ids."""
         successors = {
             (*source, offset): number
             for source, rows in self._cancelled.find(ids_in(asks)).items()
@@ -152,7 +152,7 @@ class StoredIds:
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         """Return which messages have one of `names` (`state.names.named`), as a table of `NAMED_SCHEMA`.
 
-        Rows that are of no use since `from_ms` (epoch ms) are left out.
+        Rows that are useless since `from_ms` (epoch ms) are left out.
         """
         found = self._named.find({_NAMES: np.unique(_array_of(names))})
         if _NAMES not in found:
@@ -170,7 +170,7 @@ class StoredIds:
         return named.filter(pa.array(among(named, ids))).filter(pc.field("keeps"))
 
     def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
-        """Forget what is of no use any more since `before_ms`, epoch ms: names, and cancelled ids.
+        """Forget the names and cancelled ids that are useless since `before_ms`, epoch ms.
 
         A message that was cancelled must also be below the offset that `old_below` has for its input partition.
         """
@@ -181,12 +181,12 @@ class StoredIds:
         self._keeping.forget(lambda _, rows: rows.untils < before_ms, _OLD)
 
     def close(self) -> None:
-        """Let the files go. What asks next reads the table again."""
+        """Release the files. The next use opens them again from the table."""
         self._is_open = False
         self._cancelled = Runs(_Cancelled, [np.int64] * 4)
         kinds: list[npt.DTypeLike] = [_HASH, np.int64, np.int32, *[np.int64] * 3, np.bool_, np.int32]
         self._named = Runs(_Named, kinds, lasting=_Named._fields.index("untils"))
-        # Of an input topic that was made anew, two messages may have one id.
+        # If an input topic was created again, two messages may have the same id.
         self._keeping = Runs(_Keeping, [np.int64, _HASH, np.int64], keys=2)
         self._topics: dict[str, int] = {}
 
@@ -203,15 +203,15 @@ def _array_of(hashes: Iterable[bytes]) -> npt.NDArray[Any]:
 
 
 def _hashes_in(array: npt.NDArray[Any]) -> pa.Array:
-    # Not as a list: that has no zero bytes at the end.
+    # Not as a list: that would lose zero bytes at the end.
     return pa.Array.from_buffers(pa.binary(HASH_BYTES), len(array), [None, pa.py_buffer(array.tobytes())])
 
 
 def _are_read_again(names: pa.Table, origin: CheckpointOrigin) -> Mask:
-    """Return which rows a lost batch has stored of records that the checkpoint of `origin` reads.
+    """Return which rows a lost batch has stored for records that the checkpoint of `origin` reads.
 
-    Not by what it has read since, which differs from one process to the next: of an input topic that was created again
-    offsets are low once more.
+    Ignores the offsets read since, which differ from one process to the next: an input topic that was created again
+    starts with low offsets.
     """
     is_earlier = names.column("bucket").to_numpy() < origin.first_bucket
     return np.asarray(is_earlier & ~is_below(names, by_partition(origin.offsets)))

@@ -1,5 +1,5 @@
-"""What batches know of sealed messages: they load them ahead of need, and find what earlier batches have stored.
+"""Sealed messages, as batches use them: loaded ahead of need, with the ids that earlier batches have stored.
 
 Read `prefetch_window` (sealed messages, loaded ahead of need), `piece` (a range of them) and `loaded_cancels` (which of
-these are cancelled since), `look_ahead` (what is read of the table next to the batches).
+these were cancelled since), `look_ahead` (reads the table in the background).
 """

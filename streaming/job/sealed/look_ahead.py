@@ -1,6 +1,6 @@
-"""What is read of the table of sealed buckets beside the batches, after a batch has stored something.
+"""Reads the table of sealed buckets in the background, after a batch has stored something.
 
-The next batch needs it: so the reading is done when that asks, or nearly.
+The next batch needs the result. The reading is done by then, or nearly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LookAhead:
         start: Callable[[Callable[[], None]], Future[None]],
         failures: Failures,
     ) -> None:
-        """Take the table, who needs its ids, `start`, which runs a function in another thread, and what is set aside.
+        """Take the table, the desk that needs its ids, `start`, which runs a function in a thread, and `failures`.
 
         No other thread may use `failures` during `begin`.
         """
@@ -41,14 +41,14 @@ class LookAhead:
         self._size: tuple[int, int] | None = None
 
     def wait(self) -> None:
-        """Wait for the version: the next commit would work it out a second time. Raises the error of the reading."""
+        """Wait for the version, so that the next commit need not read it again. Raises the error of the reading."""
         self._version.result()
 
     def begin(self) -> None:
         """Begin to read the version that was just committed."""
         self._version = self._start(self._read_version)
-        # No commit waits for it: after a large merge it takes a while. A batch that needs more than is there reads it,
-        # and fails if it cannot.
+        # No commit waits for the ids: after a large merge, they take a while. A batch that needs missing ids reads them
+        # itself, and fails if it cannot.
         if self._ids is not None and self._ids.done():
             try:
                 self._ids.result()
@@ -60,10 +60,10 @@ class LookAhead:
             self._ids = self._start(self._cancels.look_ahead)
 
     def size(self) -> tuple[int, int] | None:
-        """Return how many bytes and files the table had lately (`BucketTable.size`), and wait for nothing.
+        """Return how many bytes and files the table had recently (`BucketTable.size`), without waiting.
 
-        None if that is not known. While a version is read, Delta answers nobody: for half a second, and for longer
-        after a merge.
+        Returns None if that is not known. While a version is read, Delta answers no other thread: for half a second,
+        and for longer after a merge.
         """
         if self._version.done() and self._read != self._store.version():
             self._version.result()

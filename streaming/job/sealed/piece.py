@@ -38,7 +38,7 @@ class Piece:
 
     `version_s` is when the table had the version that they were read from, by the monotonic clock.
     `firsts` and `lasts` are the bounds of its chunks by due time, epoch ms, and `repeats` says how many of the messages
-    of each repeat. `nbytes` is about what all of it takes, even if `end_ms` was moved back.
+    of each repeat. `nbytes` is about the size of the whole piece, even if `end_ms` was moved back.
     """
 
     start_ms: int
@@ -70,10 +70,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a piece is made of: the messages of `segments` that are due in [start_ms, end_ms).
+    """The content of a piece to load: the messages of `segments` that are due in [start_ms, end_ms).
 
-    - `least`: how many these are at least, by the metadata
-    - `nbytes`: about what they take
+    - `least`: their least number, by the metadata
+    - `nbytes`: about how many bytes they take
     - `version`, `version_s`: the version of the table, and when it had that (monotonic)
     - `shards`: the present number of shards
     """
@@ -90,10 +90,10 @@ class Wanted:
 
 @dataclass
 class Load:
-    """A running load of what is due in [start_ms, read_to_ms), of which only what is due before `end_ms` will be used.
+    """A running load of messages due in [start_ms, read_to_ms). Only those due before `end_ms` will be used.
 
-    `nbytes` is about what all of it takes, and `version_s` as of `Piece`. `reach` is what is set aside if it fails:
-    `FAR` or `NEAR`. `is_onward` says whether it was begun ahead of need, and for all buckets.
+    `nbytes` is about the size of all of them, and `version_s` is as in `Piece`. `reach` is the reach that is set aside
+    if the load fails: `FAR` or `NEAR`. `is_onward` says whether it was begun ahead of need, and for all buckets.
     """
 
     start_ms: int
@@ -115,7 +115,7 @@ def load_piece(store: BucketTable, chunks: DataFrame, wanted: Wanted) -> Piece:
     """Read `chunks`, of the table at the wanted version, and cache their messages.
 
     Raises BucketUnreadable if a file is damaged, naming the file and the messages that wait in it. Raises it too if
-    there are fewer than `least` messages, with those that it leaves out as cancelled.
+    there are fewer than `least` messages, counting those that it leaves out as cancelled.
     """
     use_pool(store.spark, LOADS)
     first_bucket = min(segment.bucket for segment in wanted.segments)

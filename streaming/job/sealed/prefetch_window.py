@@ -1,11 +1,10 @@
 """The prefetch window: the sealed messages that fall due next, loaded ahead of need.
 
-The driver holds only metadata. A *piece* is a range of due time whose sealed messages have been read from the buckets,
-sorted, and cached in Spark as chunks. Each sealed message is in at most one piece.
+The driver holds only metadata. A *piece* has the sealed messages of a range of due time: read from the buckets, sorted,
+and cached in Spark as chunks. Each sealed message is in at most one piece.
 
-The *horizon* is the due time up to which everything is loaded or being loaded. It goes back only where much is sealed
-into a range that is loaded, or where it was loaded long ago: what is too far ahead is given up, and loaded again in its
-time.
+The *horizon* is the due time up to which everything is loaded or being loaded. It goes back only if much is sealed into
+a loaded range, or if a range was loaded long ago. Then messages too far ahead are given up, and loaded again later.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ _DUE_SOON_MS = 900_000
 class PrefetchWindow:
     """Loads sealed messages up to `ahead_ms` past the cutoff, or about `max_bytes` of them if these are due sooner.
 
-    What is due within the next seconds is loaded in any case; Spark writes to disk what does not fit into its memory.
-    If few are due, it loads further ahead. Only the query's thread may use the window. Loads run in another thread.
+    Messages due within the next seconds are loaded in any case, and Spark spills to disk if they do not fit into its
+    memory. If few messages are due, the window loads further ahead. Only the query's thread may use the window. Loads
+    run in another thread.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class PrefetchWindow:
         Args:
             store: the table of sealed buckets.
             catalog: the metadata of the live segments, which `add` and `advance` update.
-            start_ms: the cutoff below which everything is handed over, except what `overdue` holds (epoch ms).
+            start_ms: the cutoff below which everything is staged, except the messages of `overdue` (epoch ms).
             overdue: the segments with messages below `start_ms` that the first batch must deliver.
             ahead_ms: how far past the cutoff to load (ms).
             max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
-            failures: what is set aside, if others share it.
+            failures: the work that is set aside after failures, if others share it.
             most_pieces: how many pieces there may be.
             now: a monotonic clock that returns seconds.
         """
@@ -97,11 +97,11 @@ class PrefetchWindow:
     def next_cutoff(self, cutoff_ms: int, wanted_ms: int) -> int:
         """Return the cutoff of the batch that follows one with the cutoff `cutoff_ms`, and start to load up to there.
 
-        That is `wanted_ms`, or less if more is due before it than one piece holds, as after an outage: then several
-        batches hand it over, and each of them accepts new messages.
+        That is `wanted_ms`, or less if more is due before it than one piece holds, as after an outage. Then several
+        batches stage the messages, and each of them accepts new ones.
         """
         self._next_ms = max(cutoff_ms, wanted_ms)
-        # What is loaded is bounded already.
+        # Loaded messages are already bounded.
         if self._next_ms > self._horizon_ms:
             self._next_ms = self._reach.step(cutoff_ms, self._next_ms)
         if self._next_ms > self._horizon_ms:
@@ -111,11 +111,11 @@ class PrefetchWindow:
     def take(self, start_ms: int, end_ms: int) -> list[DataFrame]:
         """Return the chunks with sealed messages due in [start_ms, end_ms), as zero or more DataFrames.
 
-        Their columns are `window.WINDOW_SCHEMA`, and `until_ms`: a chunk may also hold messages outside the range, and
-        of each chunk only those due in [start_ms, until_ms) count. Waits for a running load only if its range begins
-        before `end_ms`.
+        Their columns are `window.WINDOW_SCHEMA`, and `until_ms`: a chunk may also hold messages outside the range. Only
+        its messages due in [start_ms, until_ms) count. Waits for a running load only if its range begins before
+        `end_ms`.
         """
-        # What this batch takes is not given up while it runs.
+        # The messages of this batch are not given up while it runs.
         self._cutoff_ms = end_ms
         if end_ms > self._horizon_ms:
             self._load_on(end_ms)
@@ -128,7 +128,7 @@ class PrefetchWindow:
         ]
 
     def take_repeating(self, start_ms: int, end_ms: int) -> list[DataFrame]:
-        """Return those chunks that `take` has returned for the same range, and that have messages which repeat."""
+        """Return the chunks that `take` has returned for the same range, and that have messages that repeat."""
         return [
             piece.chunks_in(start_ms, until_ms).where("repeats > 0")
             for piece, until_ms in self._until(end_ms)
@@ -139,10 +139,10 @@ class PrefetchWindow:
         return [(piece, min(end_ms, piece.end_ms)) for piece in self._pieces]
 
     def _collect(self, start_ms: int, end_ms: int) -> bool:
-        """Take over the loads that are done or needed. Return whether all is loaded that is due before `end_ms`.
+        """Take over the loads that are done or needed. Return whether all messages due before `end_ms` are loaded.
 
-        What failed, and reaches further than that, is given up: a damaged file may have nothing that is needed now.
-        Raises the error of a load that failed and reaches no further.
+        A failed load that reaches past `end_ms` is given up: a damaged file may have no message that is needed now.
+        Raises the error of a failed load that reaches no further.
         """
         for load in list(self._loading):
             if load not in self._loading or (load.start_ms >= end_ms and not load.piece.done()):
@@ -162,7 +162,7 @@ class PrefetchWindow:
         return self._horizon_ms >= end_ms
 
     def cancel(self, cancelled: pa.Table) -> None:
-        """Take `cancelled` messages (`CANCELLED_SCHEMA`) out of what is loaded. Later loads find them in the table."""
+        """Take `cancelled` messages (`CANCELLED_SCHEMA`) out of the loaded ones. Later loads find them in the table."""
         self._cancelled.add(cancelled, self._horizon_ms)
 
     def cancelled(self, start_ms: int, end_ms: int) -> Ids:
@@ -181,14 +181,14 @@ class PrefetchWindow:
             self._start_loading(below, start, self._horizon_ms, {segment.bucket for segment in below})
 
     def advance(self, cutoff_ms: int) -> None:
-        """Release the pieces below `cutoff_ms`, which are handed over, and start to load the next ones."""
+        """Release the pieces below `cutoff_ms`, which are staged, and start to load the next ones."""
         self._cutoff_ms = cutoff_ms
-        # Its range may reach days further than its last message.
+        # The range of a piece may reach days past its last message.
         for piece in [piece for piece in self._pieces if not piece.may_hold(cutoff_ms, piece.end_ms)]:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
         self._catalog.forget_before(cutoff_ms)
-        # The batch before has stored what was cancelled, so later loads are without it.
+        # The previous batch has stored the cancelled ids, so later loads leave these messages out.
         pieces, loads = ((each.version_s for each in several) for several in (self._pieces, self._loading))
         self._cancelled.forget_before(cutoff_ms, min([*pieces, *loads], default=math.inf))
         old_s, soon_ms = self._now() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
@@ -219,9 +219,9 @@ class PrefetchWindow:
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _retreat(self) -> None:
-        """Give up the far part of what is loaded ahead, if it need not be there yet.
+        """Give up the far part of the loaded messages, if it is not needed yet.
 
-        So it is if much was sealed into it, or a little many times: one load will take all that together.
+        It is given up if much was sealed into it, or a little many times. One load will take all of that together.
         """
         end = self._reach.back(self._horizon_ms, self._cutoff_ms)
         if len(self._pieces) + len(self._loading) >= self._most_pieces:
@@ -231,7 +231,7 @@ class PrefetchWindow:
             self._give_up_from(end)
 
     def _give_up_from(self, end: int) -> None:
-        """Give up what is loaded of messages due at `end` (epoch ms) or later: it will be loaded again in its time."""
+        """Give up the loaded messages due at `end` (epoch ms) or later. They will be loaded again in time."""
         self._horizon_ms = end
         self._cancelled.forget_from(end)
         for load in list(self._loading):
@@ -261,7 +261,7 @@ class PrefetchWindow:
         """Start to load the messages of `segments` that are due in [start_ms, end_ms).
 
         The query's thread chooses the segments and the version of the table. So the load reads files that a merge has
-        replaced meanwhile, and `add` loads what is sealed meanwhile.
+        replaced meanwhile, and `add` loads the messages that are sealed meanwhile.
         """
         if segments:
             parts = self._catalog.parts_of(segments)
@@ -281,6 +281,6 @@ class PrefetchWindow:
 
 
 def _release(load: Future[Piece]) -> None:
-    # A load that failed is tried again in its time, and then it fails the batch.
+    # A failed load is tried again later, and then fails the batch.
     if not load.cancelled() and load.exception() is None:
         load.result().chunks.unpersist()

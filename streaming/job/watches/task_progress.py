@@ -32,7 +32,7 @@ class TaskProgress:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task-progress")
 
     def done_tasks(self) -> DoneTasks:
-        """Return the progress of the stages of batches. If Java does not answer within a second, return the last one."""
+        """Return the progress of the stages of batches, or the last one if Java does not answer within a second."""
         if self._closed:
             return self._last
         asking = self._asking or self._thread.submit(self._ask)
