@@ -1,4 +1,4 @@
-"""Answers to asks: their values for the results topic, and what takes the place of one until a release process decides.
+"""Answers to requests: their values for the results topic, and their placeholders until a release process decides.
 
 docs/publish/cancelling.md documents the fields.
 """
@@ -19,13 +19,13 @@ from state.kinds import ANSWER, KIND, REQUEST, kinds_of
 from state.message_ids import ID_SCHEMA, id_texts, places_in
 from state.reasons import RESULTS, Reason
 
-# Answers, by the id of the ask: the value, or null if nobody waits for an answer; the key, or null if the ask has it
-# already; and `REQUEST` in place of `ANSWER` if a release process must decide.
+# Answers, by the id of the request. The value is null if nobody waits for an answer. The key is null if the request has
+# it already. The kind is `REQUEST` instead of `ANSWER` if a release process must decide.
 ANSWER_SCHEMA = pa.schema([*ID_SCHEMA, ("value", pa.large_binary()), ("key", pa.binary()), KIND])
 
 
 class Output(NamedTuple):
-    """Where a message went: the topic; the partition, and the first and last offset of its transaction, if known.
+    """Where a message went: the topic, and if known the partition, and the first and last offset of its transaction.
 
     The message has one of these offsets.
     """
@@ -35,7 +35,7 @@ class Output(NamedTuple):
     offsets: tuple[int, int] | None = None
 
     def field(self) -> dict[str, dict[str, Any]]:
-        """Return the field of an answer that has the parts which are known."""
+        """Return the field of an answer with the known parts."""
         return {"output": {name: part for name, part in self._asdict().items() if part is not None}}
 
 
@@ -50,7 +50,7 @@ def answers_to(
     Args:
         asks: the columns `ID` and `ASK_ID`. Those for `NOTHING` keep their keys.
         reasons: the reason of each answer.
-        accepted: whether the message that each comes with is accepted; null for an ask that is no replacement.
+        accepted: whether the message of each replacement is accepted; null for other requests.
         more: other fields of each answer.
     """
     parts = [_quoted_ids(asks), pa.array([_TEXTS[reason] for reason in reasons], pa.string())]
@@ -69,7 +69,7 @@ def _json(fields: Any) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-# What the answers say that have the same reason, behind the id.
+# The text behind the id, which all answers with the same reason share.
 _TEXTS = {
     each: f', "result": "{each.result}", "reason": "{each.code}"' + (f', "why": {_json(each.why)}' if each.why else "")
     for each in Reason
@@ -77,7 +77,7 @@ _TEXTS = {
 
 
 def _quoted_ids(asks: pa.Table) -> pa.ChunkedArray:
-    """Return the id that each of `asks` asks for, as JSON."""
+    """Return the id in each of the requests `asks`, as JSON."""
     topics = asks.column("topic").combine_chunks().dictionary_encode()
     # A stranger may ask for any text.
     quoted = pa.array([_json(each).removesuffix('"') for each in topics.dictionary.to_pylist()], pa.string())
@@ -94,20 +94,20 @@ def count_results(answers: pa.Table) -> dict[str, int]:
     return {each: pc.sum(pc.match_substring(values, f'"result": "{each}"')).as_py() or 0 for each in RESULTS}
 
 
-# In `Undecided`, the time of an ask for a message whose record is deleted, or older than `cancels.known_for`.
+# In `Undecided`, the time of a request for a message with a record that is deleted, or older than `cancels.known_for`.
 OLD_MS = -1
 
 
 class Undecided(NamedTuple):
-    """What the value of an ask says whose message is handed over: the release processes decide it.
+    """The value of a request for a staged message, which the release processes decide.
 
     - `due_before_ms`: the message, if it waits there, is due before this instant, epoch ms
     - `asked_ms`: when it was not known to be cancelled, epoch ms; 0 if a recall may not be read yet that says so, and
       `OLD_MS` if that may be forgotten
     - `shards`, `left`: how many shards there are, and how many of them have still to look for it after this one
-    - `replaces`: whether the ask is that of a message which is accepted in any case
-    - `epoch`: that of the checkpoint whose batch has read it
-    - `delivers`: whether the message shall be due at once, and is not cancelled
+    - `replaces`: whether the request comes with a message that is accepted in any case
+    - `epoch`: the epoch of the checkpoint that has read the request
+    - `delivers`: whether the message shall be due at once, instead of being cancelled
     """
 
     due_before_ms: int
@@ -119,12 +119,12 @@ class Undecided(NamedTuple):
     delivers: bool = False
 
     def to_bytes(self) -> bytes:
-        """Return the value of the ask."""
+        """Return the value of the request."""
         return json.dumps(self).encode()
 
     @staticmethod
     def from_bytes(value: bytes) -> Undecided:
-        """Read the value of such an ask."""
+        """Read the value of such a request."""
         return Undecided(*json.loads(value))
 
 
@@ -140,7 +140,7 @@ def no_answers(asks: pa.Table) -> pa.Table:
 
 
 def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
-    """Return `messages` with the answer of each ask as its value, and without the asks that nobody wants answered.
+    """Return `messages` with the answer to each request as its value, and without requests that need no answer.
 
     `answers` has the columns of `ANSWER_SCHEMA`. Raises InvariantViolated if one is missing.
     """
@@ -166,7 +166,7 @@ def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
 
 
 def _answer_table(asks: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Table:
-    """Return `values` as the answers to `asks`. Their keys are the ids that these ask for, if they do for any."""
+    """Return `values` as the answers to `asks`. The key of an answer is the id in its request, or null without one."""
     keys = pc.if_else(pc.less(asks.column("offset"), 0), pa.scalar(None, pa.string()), id_texts(asks))
     kinds = pa.repeat(pa.scalar(kind, KIND.type), asks.num_rows)
     columns = [*(asks.column(name) for name in ASK_ID), values, keys.cast(pa.binary()), kinds]

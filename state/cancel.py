@@ -1,15 +1,15 @@
-"""Cancels, replacements and delivery at once: the headers that ask for them, and what asks ask for.
+"""Cancels, replacements and delivery at once: their headers, and the requests that these make.
 
-A record with the header `CANCEL_HEADER`, or `DELIVER_NOW_HEADER`, is an *ask*. It is accepted like a message that goes
-to the results topic at once, with the id that it asks for as its key. So it is in order, handed over and released like
-any message, exactly once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in: when its
-batch has decided (`streaming.job.requests.decision`), or a release process (`state.answers`).
+A record with the header `CANCEL_HEADER`, or `DELIVER_NOW_HEADER`, is a *request* (`Ask`). It is accepted like a message
+that goes to the results topic at once, with the requested id as its key. So it is ordered, staged and released like any
+message, exactly once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in. Its batch
+decides that (`streaming.job.requests.decision`), or a release process (`state.answers`).
 
 A record with the header `REPLACES_HEADER` is a *replacement*. It is accepted as two messages with the same id: itself,
-without these headers, and an ask for the message that it replaces.
+without these headers, and a request for the message that it replaces.
 
-A record that has a *name* (`state.names`) is a replacement too, of whatever waits under the name. Which message that is
-the batch finds out (`streaming.job.requests.names`), so until then its ask asks for `NOTHING`.
+A record that has a *name* (`state.names`) is also a replacement, for any message that waits under the name. The batch
+finds out which message that is (`streaming.job.requests.names`). Until then, the request is for `NOTHING`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,30 @@ DELIVER_NOW_HEADER = "delayline-deliver-now"
 # The id of the message that the record replaces, and the condition: one of `CONDITIONS`, the first by default.
 REPLACES_HEADER, CONDITION_HEADER = "delayline-replaces", "delayline-if"
 WAITING, ALWAYS = CONDITIONS = ("waiting", "always")
-# Who asks, on an ask or a replacement of `delayline web`. The answer has it, and never what is delivered.
+# The operator, on a request or a replacement by `delayline web`. The answer has it. A delivered message never does.
 OPERATOR_HEADER = "delayline-operator"
 
 MessageId = tuple[str, int, int]
-# The id of no message: what an ask by a name asks for until the batch has looked the name up, and if nothing waits.
+# An id that no message has. A request by a name has it until the batch has looked up the name, and if nothing waits.
 NOTHING: MessageId = ("", -1, -1)
-# What stands in the stored row of a message that a batch has taken from where it waited, and not just cancelled: the id
-# of its replacement; or the due time at which it was handed over itself, epoch ms.
+# Stored in the row of a message that a batch has replaced or moved: the id of its replacement, or the due time (epoch
+# ms) with which the batch has staged the message itself.
 Successor = MessageId | int
 # Messages that were cancelled for a replacement, and its id: none.
 NONE_REPLACED: Mapping[MessageId, MessageId] = MappingProxyType({})
 
 
 class Ask(NamedTuple):
-    """An ask: its own id, and the id that it asks for.
+    """A request: its own id, and the id of the requested message.
 
-    Of a replacement also its condition, one of `CONDITIONS` or a mode of `state.names`, and when it is due by its own
-    headers, epoch ms. It has the id of its ask. Of an ask by a name also the name (`state.names.named`). Of a message
-    that has a name also when it was published, epoch ms, and whether its publisher wants an answer. `delivers` says
-    that the message shall be due at once. `repeats` says that the message which comes with it does.
+    - `condition`: for a replacement, one of `CONDITIONS` or a mode of `state.names`. A replacement has the id of its
+      request
+    - `deliver_at_ms`: for a replacement, when it is due by its own headers, epoch ms
+    - `name`: for a request by a name (`state.names.named`)
+    - `published_ms`, `wants_answer`: for a message with a name, when it was published (epoch ms), and whether its
+      publisher wants an answer
+    - `delivers`: whether the requested message shall be due at once
+    - `repeats`: whether the message that comes with the request repeats
     """
 
     id: MessageId
@@ -64,8 +68,8 @@ class Ask(NamedTuple):
     repeats: bool = False
 
 
-# What asks ask for. As rows of messages, asks have that as their key, the headers that the publisher sent along, and no
-# value until their batch has decided: then it is the answer, or `Undecided`.
+# Requests, by the id of the requested message. As rows of messages, requests have this id as their key, and the headers
+# that the publisher sent along. They have no value until their batch has decided: then it is the answer or `Undecided`.
 ASK_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -83,20 +87,21 @@ ASK_SCHEMA = pa.schema(
         ("repeats", pa.bool_()),
     ]
 )
-# The columns of `ASK_SCHEMA` with the own id of an ask.
+# The columns of `ASK_SCHEMA` with a request's own id.
 ASK_ID = tuple(f"ask_{name}" for name in ID)
 _TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer", "delivers", "repeats")
 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
-    """Return `messages` but for those that have one of the ids `cancelled`."""
+    """Return `messages` without the messages that have one of the ids `cancelled`."""
     return without_named(messages, among(messages, cancelled))
 
 
 def without_named(messages: pa.Table, named: Mask) -> pa.Table:
-    """Return `messages` but for those whose id is `named` as that of a cancelled message.
+    """Return `messages` without the messages in the mask `named`, which have the id of a cancelled message.
 
-    An ask stays, since that of a cancelled replacement has the id of the replacement; and so does a dead letter.
+    A request stays, because the request of a cancelled replacement has the id of the replacement. So does a dead
+    letter.
     """
     if not named.any():
         return messages
@@ -104,14 +109,14 @@ def without_named(messages: pa.Table, named: Mask) -> pa.Table:
 
 
 def asked_by(asks: pa.Table) -> pa.Table:
-    """Return for each of `asks`, which are messages, the id that it asks for (`ID`), and its own as of `ASK_SCHEMA`."""
+    """Return the requested id (`ID`) and the own id (`ASK_ID`) of each of `asks`, which are rows of messages."""
     # Keys are ids that were parsed before.
     asked = ids_from_texts(asks.column("key").cast(pa.string()))
     return pa.table([*asked.columns, *(asks.column(name) for name in ID)], names=[*ID, *ASK_ID])
 
 
 def asks_of(table: pa.Table) -> list[Ask]:
-    """Return the asks of a table that has the columns of `ASK_SCHEMA`."""
+    """Return the requests of a table that has the columns of `ASK_SCHEMA`."""
     asked, own = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ID, ASK_ID))
     terms = (table.column(name).to_pylist() for name in _TERMS)
     return list(map(Ask, own, asked, *terms))
@@ -123,12 +128,12 @@ def replacement_ids(asks: pa.Table) -> Ids:
 
 
 def own_ids(asks: pa.Table) -> pa.Table:
-    """Return the own ids of `asks`, a table that has the columns of `ASK_SCHEMA`, as one with the columns `ID`."""
+    """Return the own ids of `asks`, a table that has the columns of `ASK_SCHEMA`, as a table with the columns `ID`."""
     return asks.select(ASK_ID).rename_columns(ID)
 
 
 def delivering_ids(asks: pa.Table) -> Ids:
-    """Return the ids that those of `asks`, a table that has the columns of `ASK_SCHEMA`, want to be due at once."""
+    """Return the ids that shall be due at once by `asks`, a table that has the columns of `ASK_SCHEMA`."""
     return ids_in(asks.filter(asks.column("delivers")))
 
 

@@ -1,9 +1,9 @@
 """Claims: which records of the input topics a forwarder has taken, so that no batch takes them as well.
 
 The input partitions are divided among *lanes*. Each lane has one owner at a time: a forwarder, or the job. The owner
-decides each record of its partitions once, in order: it takes the record, or leaves it to the batches. It writes that
-as a *claim*, in the same transaction as the messages that it takes. The newest claim of a lane says where its next
-owner goes on, and a batch waits until claims have decided all that it reads.
+decides each record of its partitions once, in order: it takes the record, or leaves it to the batches. It writes these
+decisions as a *claim*, in the same transaction as the messages that it takes. The newest claim of a lane says where its
+next owner continues. A batch waits until claims have decided all records that it reads.
 
 Forwarders accept records by the *terms*, which the job writes.
 """
@@ -27,18 +27,18 @@ from state.checkpoint.stored_json import STORED, RecordFormat
 
 # The owner of a lane that the job itself has taken.
 JOB = "the job"
-# Kafka's value for a leader epoch that is not known.
+# Kafka's value for an unknown leader epoch.
 NO_EPOCH = -1
 _NO_EPOCHS: Mapping[tuple[str, int], int] = MappingProxyType({})
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
 class Terms:
-    """What forwarders go by.
+    """The rules by which forwarders accept records.
 
-    - `epoch`: claims of an earlier epoch say nothing to batches any more, as after `delayline run --fresh`
-    - `lanes`: among how many lanes the input partitions are divided; 0: forwarders take nothing
-    - `settings`: by these records are accepted and routed
+    - `epoch`: batches ignore claims of an earlier epoch, as after `delayline run --fresh`
+    - `lanes`: the number of lanes among which the input partitions are divided; 0: forwarders take nothing
+    - `settings`: the settings by which records are accepted and routed
     """
 
     epoch: int
@@ -48,7 +48,7 @@ class Terms:
     @property
     def topic_ids(self) -> dict[str, str]:
         """Kafka's id of each input topic that the batches read."""
-        # Those of former input topics are kept, which are not among the job's own topics any more, or are its outputs.
+        # Ids of former input topics are kept. These are no longer among the job's own topics, or are its outputs.
         own = {*self.settings.forbidden_outputs} - {self.settings.dead_letter, self.settings.results}
         return {topic: known for topic, known in newest_ids(self.settings.input_ids).items() if topic in own}
 
@@ -64,18 +64,19 @@ class Terms:
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
 class Claim:
-    """What the owner of a lane has decided since the lane's last claim, and how far that is.
+    """The decisions of a lane's owner since the lane's last claim, and its positions after them.
 
     - `owner`: who wrote it, for people to read
     - `positions`: the offset of the next undecided record of each partition of the lane; 0 where it lacks one
     - `decided`: how many offsets before its position this claim decides, for the partitions where that is not 0
-    - `taken`: which of these the owner has taken, as a Roaring bitmap of 64 bits in Base64; none of a partition without
+    - `taken`: which of these the owner has taken, as a Roaring bitmap of 64 bits in Base64; a partition without a
+      bitmap has no taken records
     - `topic_ids`: Kafka's ids of the topics that the positions belong to
     - `leader_epochs`: Kafka's leader epoch of the record just before each position; NO_EPOCH, or no entry, if it is not
       known. It tells that record from another one that gets its offset after a log was cut
     - `cut`: the partitions that an owner has found to be cut, and the position below which decided records are lost
-    - `due_before_ms`: all messages that were ever taken in the lane are due before (epoch ms)
-    - `is_urgent`: whether it leaves a record to the batches for which someone waits
+    - `due_before_ms`: all messages that were ever taken in the lane are due before this instant (epoch ms)
+    - `is_urgent`: whether it leaves a record to the batches that someone waits for
     """
 
     epoch: int
@@ -99,7 +100,7 @@ class Claim:
         return _CLAIM.read_of("claims", "a claim", value)
 
     def position(self, topic: str, partition: int, topic_id: str) -> int:
-        """Return the offset of the next undecided record; 0 of a topic that has another id than the claim knows."""
+        """Return the offset of the next undecided record; 0 for a topic with another id than the claim knows."""
         if self.topic_ids.get(topic) != topic_id:
             return 0
         return self.positions.get(topic, {}).get(str(partition), 0)
@@ -120,7 +121,7 @@ class Claim:
         ]
 
     def found_cut(self, owner: str, places: Iterable[tuple[str, int]]) -> Claim:
-        """Return the claim that follows this one, and says of the (topic, partition)s `places` that they are cut."""
+        """Return the claim that follows this one, and marks the (topic, partition)s `places` as cut."""
         cut = {topic: dict(own) for topic, own in self.cut.items()}
         for topic, partition in places:
             cut.setdefault(topic, {})[str(partition)] = self.positions[topic][str(partition)]
@@ -129,8 +130,8 @@ class Claim:
     def is_beyond(self, needed: Offsets, topic_ids: Mapping[str, str], epoch: int) -> bool:
         """Return whether the lane has decided offsets at or above `needed`, by this claim or an earlier one.
 
-        Once it has in `epoch`, all of its later claims say so. `topic_ids` are the present ids of the topics that
-        matter. A later epoch is beyond anything.
+        Once it has in `epoch`, all of its later claims say so. `topic_ids` are the present ids of the relevant topics.
+        A later epoch is beyond anything.
         """
         if self.epoch != epoch:
             return self.epoch > epoch
@@ -172,9 +173,9 @@ class Claim:
     ) -> Claim:
         """Return the claim that follows this one in its lane.
 
-        `reached` has the new position of each (topic, partition) that has moved, and `taken` the offsets below it, at
-        or above the one before, that the owner takes. `topic_ids` are the present ids of these topics, and
-        `leader_epochs` those of the records just before the new positions, as far as they are known.
+        `reached` has the new position of each (topic, partition) that has moved. `taken` has the offsets that the owner
+        takes, from the previous position up to the new one. `topic_ids` are the present ids of these topics.
+        `leader_epochs` has the leader epochs of the records just before the new positions, as far as they are known.
         """
         positions = {
             topic: dict(own)
@@ -218,8 +219,8 @@ _TERMS = RecordFormat(TypeAdapter(Terms), "a record of terms in the claims topic
 def check_uncut(cuts: Collection[str]) -> None:
     """Raise CheckpointMismatch if there are `cuts`: sentences on input partitions that have lost decided records.
 
-    A log is cut if a replica becomes its leader that lacks its newest records, or a broker comes back without them. New
-    records then have the offsets of lost ones. Batches leave out those whose offsets claims have taken.
+    A log is cut if a replica without its newest records becomes its leader, or a broker comes back without them. New
+    records then have the offsets of lost ones. Batches leave out records at offsets that claims have taken.
     """
     if cuts:
         raise CheckpointMismatch(

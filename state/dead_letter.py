@@ -44,7 +44,7 @@ def error_headers(code: str, text: str, timestamp_ms: int) -> Headers:
 
 
 def error_code(headers: Sequence[tuple[str, bytes | None]]) -> str:
-    """Return the code of the error in the headers of a dead letter, which end with those of the service."""
+    """Return the error code from the headers of a dead letter, which end with the service's headers."""
     return (headers[1 - SERVICE_HEADERS][1] or b"").decode(errors="replace")
 
 

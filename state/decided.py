@@ -1,4 +1,4 @@
-"""What the claims of all lanes have decided, as the batches need it: how far, and which offsets are taken."""
+"""The decisions of all lanes' claims, as the batches need them: how far, and which offsets are taken."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from state.claims import Claim
 
 
 class Claims:
-    """What claims have decided: how far in each partition, and which offsets are taken. Not safe between threads.
+    """The decisions of claims: how far in each partition, and which offsets are taken. Not thread-safe.
 
-    A partition is known by the topic's id, so that claims about a topic that was deleted say nothing about the topic
-    that has its name now.
+    A partition is known by the topic's id, so that claims about a deleted topic do not count for the topic that has its
+    name now.
     """
 
     def __init__(self, epoch: int = 0) -> None:
-        """Claims of an epoch before `epoch` say nothing."""
+        """Claims of an epoch before `epoch` are ignored."""
         self.due_before_ms = 0
         self._epoch = epoch
         self._positions: dict[tuple[str, int], int] = {}
         self._taken: dict[tuple[str, int], BitMap64] = {}
 
     def add(self, claim: Claim) -> None:
-        """Add a claim. What comes again changes nothing, and a claim of an earlier epoch than another says nothing."""
+        """Add a claim. A claim that comes again changes nothing, and a claim of an earlier epoch is ignored."""
         if claim.epoch < self._epoch:
             return
         if claim.epoch > self._epoch:

@@ -1,12 +1,12 @@
-"""The groups of the state stage, by key: a group for each shard, and overflow groups beside it.
+"""The groups of the state stage, by key: each shard has its own group and overflow groups.
 
 Spark puts a group on the state partition that the hash of its key names, and a task does the work of one partition.
 The keys of all groups of a shard hash to one partition. Few shards have a partition each, and many share partitions.
 
 Java writes a group into one buffer, and the state function holds all of its arrivals in memory, several times. So a
 shard's own group, which has the mutable bucket as its state, takes only so many bytes of a batch, or a little of each
-input partition (`sources.intake.grouping`). The rest goes to the shard's *overflow groups*, which keep no message: what
-is due is handed over, and everything else is sealed.
+input partition (`sources.intake.grouping`). The rest goes to the shard's *overflow groups*, which keep no message: due
+messages are staged, and all others are sealed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 _MOST_ALONE = 16
 # One task may hold the mutable buckets of all shards of its partition.
 _MOST_TOGETHER = 8
-# How many overflow groups a shard has. Their number bounds that of segments, whose numbers are 32 bits.
+# How many overflow groups a shard has. This bounds the number of segments: segment numbers have 32 bits.
 OVERFLOW_GROUPS = 1024
 # With a range of 64 keys for each shard, the chance that none of them hashes to one shard is e^-64.
 _KEYS_A_SHARD = 64
@@ -30,9 +30,9 @@ _FIRST_OVERFLOW_KEY = 1 << 20
 
 
 def state_partitions(shards: int) -> int:
-    """Return the number of state partitions: each has the groups of as many shards.
+    """Return the number of state partitions. Each has the groups of the same number of shards.
 
-    It divides `shards`, and so a key whose hash modulo `shards` is a shard's number is on the shard's partition.
+    It divides `shards`. So if a key's hash modulo `shards` is a shard's number, the key is on the shard's partition.
     """
     least = max(min(shards, _MOST_ALONE), -(-shards // _MOST_TOGETHER))
     return next(number for number in range(least, shards + 1) if shards % number == 0)
@@ -41,7 +41,7 @@ def state_partitions(shards: int) -> int:
 def shard_keys(shards: int) -> tuple[int, ...]:
     """Return, for each shard, the key of its own group.
 
-    The hash of the key, modulo `shards`, is the shard's number. So the state partitions have as many shards each.
+    The hash of the key, modulo `shards`, is the shard's number. So all state partitions have equally many shards.
     """
     _, keys = np.unique(_partitions(np.arange(_KEYS_A_SHARD * shards), shards), return_index=True)
     return tuple(keys.tolist())

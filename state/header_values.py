@@ -1,4 +1,4 @@
-"""Values of headers as text, and what all headers share that name a number or an instant. Pure."""
+"""Values of headers as text, and the parsing of all headers with a number or an instant. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from conf.errors import quoted
 
-# Far above any instant that policies.max_delay allows, and safe to add to in 64 bits.
+# Far above any instant that policies.max_delay allows. Sums with it still fit in 64 bits.
 MAX_INSTANT_MS = 2**61
 _NANOSECONDS = re.compile(r"[.,]\d{6}0*[1-9]", re.ASCII)
 # The name of a zone behind the offset, as Java's ZonedDateTime writes it.
@@ -23,12 +23,12 @@ _FINER_UNITS = {
     name: range(_LEAST_EPOCH_MS * per_ms, 7_258_118_400_000 * per_ms)
     for name, per_ms in (("microseconds", 1_000), ("nanoseconds", 1_000_000))
 }
-# Far above what any form needs, so that none has to be searched for in a value of megabytes.
+# Far above the length of any form, so that no form is searched for in a value of megabytes.
 MOST_TEXT_BYTES = 1_024
 
 
 def header_text(value: bytes | None) -> str:
-    """Return the text of a header's value, without blanks and quotes around it. Raises ValueError if it is no text."""
+    """Return the text of a header's value, without blanks and quotes around it. Raises ValueError if it is not text."""
     if value is None:
         raise ValueError("it has no value")
     if len(value) > MOST_TEXT_BYTES:

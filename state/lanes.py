@@ -1,4 +1,4 @@
-"""Lanes: among them the input partitions are divided, and the claims with which they begin.
+"""Lanes, among which the input partitions are divided, and the claims with which lanes begin.
 
 A lane's claims are in the partition of the claims topic with the lane's number plus one. Partition 0 has the terms.
 """
@@ -31,9 +31,9 @@ def first_claims(
 ) -> dict[int, Claim]:
     """Return the claim with which each lane of `terms` begins. It takes nothing.
 
-    It says that all below `positions` is decided, and what `newest`, the newest claims by lane, say in the same epoch:
-    those of all lanes that there ever were, since a partition may have been in another lane. So it also has the leader
-    epochs, and the cuts, that they know of. `topic_ids` are the present ids of the input topics.
+    It says that all records below `positions` are decided, and repeats the decisions of `newest` in the same epoch.
+    `newest` has the newest claim of each lane that ever existed, since a partition may have been in another lane. So
+    the claim also has their leader epochs and cuts. `topic_ids` are the present ids of the input topics.
     """
     own = {lane: claim for lane, claim in newest.items() if claim.epoch == terms.epoch}
     reached = {
@@ -58,7 +58,7 @@ def first_claims(
 
     def first(lane: int) -> Claim:
         of_lane = {source: offset for source, offset in reached.items() if lane_of(*source, terms.lanes) == lane}
-        # A lane's positions only grow, also those of partitions that have moved to another lane.
+        # A lane's positions only grow, even for partitions that have moved to another lane.
         claim = own.get(lane, Claim(terms.epoch))
         claim = claim.next(JOB, of_lane, {}, topic_ids, due_before_ms, leader_epochs=leader_epochs)
         return replace(claim, cut={topic: offsets for topic, offsets in cut.items() if topic in claim.positions})

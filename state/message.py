@@ -20,7 +20,7 @@ MESSAGE_SCHEMA = pa.schema(
     [
         # The due time, epoch ms. For a plain message its timestamp, but never later than its batch's clock.
         pa.field("deliver_at_ms", pa.int64()),
-        # What the row is: a message, a dead letter, or an ask (`state.kinds`).
+        # The kind of the row: a message, a dead letter, or a request (`state.kinds`).
         KIND,
         # The message id, and the record's Kafka timestamp in epoch ms.
         pa.field("topic", pa.string()),
@@ -44,7 +44,7 @@ MESSAGE_SCHEMA = pa.schema(
 # first one is as far before 1970.
 LAST_MS = ((1 << 63) - 1) // 1000
 
-# Headers that the service adds to every message; those of a dead letter are in `state.dead_letter`.
+# Headers that the service adds to every message. `state.dead_letter` has the headers of a dead letter.
 ID_HEADER = "delayline-id"
 DELIVER_AT_HEADER = "delayline-deliver-at"
 

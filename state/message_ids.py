@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 # The columns of a message's id.
 ID = ("topic", "partition", "offset")
 ID_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
-# Of a name that Kafka takes.
+# The longest topic name that Kafka accepts.
 MOST_TOPIC_CHARACTERS = 249
 # Offsets, ascending and distinct, by (topic, partition).
 Ids = Mapping[tuple[str, int], npt.NDArray[np.int64]]
@@ -69,7 +69,7 @@ def united(several: Iterable[Ids]) -> Ids:
 
 
 def without(ids: Ids, others: Ids) -> Ids:
-    """Return those of `ids` that `others` lacks."""
+    """Return the `ids` that `others` lacks."""
     left = {source: own[~are_in(others[source], own)] if source in others else own for source, own in ids.items()}
     return {source: own for source, own in left.items() if len(own)}
 
@@ -95,7 +95,7 @@ def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
 
 
 def is_below(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> npt.NDArray[np.bool_]:
-    """Return which offsets are below the bound of their input partition; none is where there is no bound."""
+    """Return which offsets are below the bound of their input partition. Without a bound, no offset is below it."""
     own = np.zeros(messages.num_rows, dtype=np.int64)
     for source, rows in by_source(messages):
         own[rows] = bounds.get(source, 0)
@@ -103,7 +103,7 @@ def is_below(messages: pa.Table, bounds: Mapping[tuple[str, int], int]) -> npt.N
 
 
 def are_in(ascending: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which of `numbers` are among those in `ascending`, of which there is one at least."""
+    """Return which of `numbers` are in `ascending`, which has at least one number."""
     at = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)
     return np.asarray(ascending[at] == numbers)
 
@@ -113,7 +113,7 @@ def rows_among(
 ) -> Iterator[tuple[tuple[str, int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Yield for each (topic, partition) the rows of `messages` that have one of `ids`, and the place of each in `ids`.
 
-    `messages` has the columns `ID`. A place counts in the array of the (topic, partition).
+    `messages` has the columns `ID`. A place is an index into the array of the (topic, partition).
     """
     if not ids or not messages.num_rows:
         return
@@ -130,7 +130,8 @@ def rows_among(
 def placing(table: pa.Table) -> Callable[[pa.Table], npt.NDArray[np.int64]]:
     """Return the function that returns for each message the row of `table` that has its id, or -1.
 
-    Both have the columns `ID`. Of several rows the first one counts. The table is sorted once, for all calls.
+    Both have the columns `ID`. If several rows have an id, the first one counts. The table is sorted once, for all
+    calls.
     """
     known = table.column("offset").to_numpy()
     rows_of = {source: rows[np.argsort(known[rows], kind="stable")] for source, rows in by_source(table)}
@@ -167,7 +168,7 @@ def id_texts(messages: pa.Table) -> pa.ChunkedArray:
 
 
 def ids_from_texts(texts: pa.ChunkedArray | pa.Array) -> pa.Table:
-    """Return the ids that `id_texts` gave, of which none is null, as a table of `ID_SCHEMA`."""
+    """Return the ids in texts that `id_texts` returned, without nulls, as a table of `ID_SCHEMA`."""
     parts = pc.split_pattern(texts, "/", max_splits=2, reverse=True)
     parts = parts.combine_chunks() if isinstance(parts, pa.ChunkedArray) else parts
     columns = [parts.flatten()[at :: len(ID)].cast(field.type) for at, field in enumerate(ID_SCHEMA)]
@@ -190,7 +191,7 @@ def parse_id(text: str) -> tuple[str, int, int]:
 def by_source(messages: pa.Table | pa.RecordBatch) -> Iterable[tuple[tuple[str, int], npt.NDArray[np.int64]]]:
     """Yield each (topic, partition) in `messages`, and its rows.
 
-    Sorts the rows once, however many sources there are: each ask of a stranger may name another one.
+    Sorts the rows once, however many sources there are: each request by a stranger may name another source.
     """
     if not messages.num_rows:
         return

@@ -1,11 +1,11 @@
 """Which message has a name once records are accepted again.
 
-Of all that got the name, and are not cancelled, it is the newest. Where messages keep their names, it is the first one
-that waits and was accepted to keep it. The mode that was stored with the name counts, not the present one.
+The newest message that got the name and is not cancelled has it. Where messages keep their names, the first message
+that waits and was accepted to keep the name has it. The mode that was stored with the name counts, not the present one.
 
-A rebuild accepts again what a lost table had, and what took a name over may be gone with it: the message itself, or
-the row that says that the one before is cancelled. So the names are decided anew, from the records that are read again
-and the rows that are left. So is the due time of a message that took it over.
+A rebuild accepts the messages of a lost table again. With the table, a message that took over a name may be lost, or
+the row which says that the message before it is cancelled. So the names are decided again, from the records that are
+read again and the rows that are left. The due time of a message that took it over is decided in the same way.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import OffsetBitmaps
 from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA, name_rows
 
-# Messages that have got a name: also in which bucket that is stored, and whether the message is accepted again.
+# Messages that have got a name, with the bucket in which the name is stored, and whether the message is accepted again.
 HOLDER_SCHEMA = NAMED_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("is_left", pa.bool_()))
-# Of several messages of a name, the one with the greatest of these is the newest.
+# Among several messages of a name, the one with the greatest of these keys is the newest.
 _BY_AGE: Callable[[_Holder], tuple[int, ...]] = attrgetter("bucket", "partition", "offset", "deliver_at_ms")
 # How many rows are made at once.
 _ROWS = 10_000
 
 
 class _Holder(NamedTuple):
-    """A row of `HOLDER_SCHEMA`, and what is known of it."""
+    """A row of `HOLDER_SCHEMA`, and whether it is stored."""
 
     name: bytes
     topic: str
@@ -54,13 +54,13 @@ class _Holder(NamedTuple):
 class NamesLeft:
     """Decides about the names when a checkpoint begins.
 
-    - `origin`: that of the new checkpoint
+    - `origin`: the origin of the new checkpoint
     - `cancelled`: messages that are cancelled already
     - `overdue`: messages that wait in the table, and are due before the cutoff of `origin`
-    - `name_mode`: returns which of several messages of a name waits, of an input topic (`state.names`)
+    - `name_mode`: returns for an input topic which of several messages of a name waits (`state.names`)
 
-    Both functions are for `mapInArrow`. Their input is rows of `HOLDER_SCHEMA`, those of a name together, by partition
-    and offset; the same message may have several.
+    Both functions are for `mapInArrow`. Their input is rows of `HOLDER_SCHEMA`. The rows of a name come together, by
+    partition and offset. The same message may have several rows.
     """
 
     origin: CheckpointOrigin
@@ -74,12 +74,12 @@ class NamesLeft:
         The output is rows of `table_rows.STORED_SCHEMA`, for the bucket before the first of `origin`:
 
         - names, of the messages that are accepted again and have them
-        - cancelled ids, of those that another has taken the name from, and that wait: they are accepted again; or the
-          table has their names, and they are due at the cutoff of `origin` or later, or are among the `overdue`, which
-          the table has; and they are not among those that are `cancelled` already
+        - cancelled ids, of waiting messages that have lost their name to another message. A message waits if it is
+          accepted again. It also waits if the table has its name, and it is due at the cutoff of `origin` or later, or
+          is among the `overdue`, which the table has. Messages that are `cancelled` already do not wait
 
-        Records are accepted by present policies and the present clock: of one that is not accepted again these say
-        neither whether it had a name nor when it was due.
+        Records are accepted by present policies and the present clock. For a record that is not accepted again, these
+        say neither whether it had a name nor when it was due.
         """
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -102,9 +102,9 @@ class NamesLeft:
     def taken_over(self) -> ArrowFunction:
         """Return the function that gives the due times which records have taken over (`RETIMED_SCHEMA`).
 
-        Only those that the table does not show: a batch stores the name with the due time, so the table is older than
-        such a record. By its own due time it may count as handed over while the message before it waits. It is due no
-        sooner than that one.
+        It gives only due times that the table does not show. A batch stores the name with the due time, so the table is
+        older than such a record. By its own due time the record may count as staged while the message before it waits.
+        It is not due sooner than that message.
         """
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,7 +125,7 @@ class NamesLeft:
             yield self.name_mode(topic), holders
 
     def _later(self, holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, int]]:
-        """Yield those of one name that are due when a message before them is, and not sooner; and when that is."""
+        """Yield each message of one name that takes over a later due time from a message before it, and this time."""
         before: _Holder | None = None
         for holder in _each(holders):
             if self._is_cancelled(holder):
@@ -151,7 +151,7 @@ class NamesLeft:
 
 
 def _holders(batches: Iterable[pa.RecordBatch], origin: CheckpointOrigin) -> Iterator[_Holder]:
-    """Yield the rows, but for those of records that the new checkpoint reads: a lost batch has stored their names."""
+    """Yield the rows, except for records that the new checkpoint reads: a lost batch has stored their names."""
     for batch in batches:
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             holder = _Holder(*row)
@@ -168,9 +168,9 @@ def _is_in(ids: OffsetBitmaps, holder: _Holder) -> bool:
 def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it has the name: the first that keeps it.
 
-    It waits. If none that waits keeps the name, the newest of them has it. Of several partitions that of the oldest
-    batch comes first, as far as the table knows that. If none waits, nobody keeps the name: the row of one that a
-    release process has recalled may still say so.
+    That message waits. If no waiting message keeps the name, the newest waiting message has it. Among several
+    partitions the message of the oldest batch comes first, as far as the table knows. If no message waits, no message
+    keeps the name. The row of a message that a release process has recalled may still say that it does.
     """
     of_partitions: dict[int, _Holder] = {}
     newest: _Holder | None = None
@@ -191,7 +191,7 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
     first = next((holder for holder in in_turn if holder.keeps), in_turn[-1] if in_turn else None)
     yield from ((holder, False) for holder in in_turn if holder is not first)
     if first is not None:
-        # Its row must be newer than that of any other.
+        # Its row must be newer than any other message's row.
         yield first._replace(until_ms=until_ms, is_left=first.is_left or first is not newest), True
     elif newest is not None and may_be_kept:
         yield newest._replace(until_ms=until_ms, keeps=False, is_left=True), True
@@ -200,9 +200,9 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
 def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it has the name: the newest.
 
-    Of an input partition the last one counts. Of several partitions it is the one of the newest batch, as far as the
-    table knows that; what is accepted again counts as newer. A cancelled one has taken the name from nobody that waits:
-    whatever it had replaced is cancelled as well, and if it was dropped it had no name.
+    Within an input partition the last message counts. Among several partitions it is the message of the newest batch,
+    as far as the table knows. A message that is accepted again counts as newer. A cancelled message has not taken the
+    name from a waiting one: a message that it replaced is cancelled as well, and if it was dropped it had no name.
     """
     last: list[_Holder] = []
     until_ms = 0
@@ -216,7 +216,7 @@ def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool])
         last.append(holder)
     in_turn = sorted(last, key=_BY_AGE)
     yield from ((holder, False) for holder in in_turn[:-1])
-    # Its row is of use as long as one of another would be found in its place.
+    # Its row is needed as long as another message's row would be found in its place.
     yield from ((holder._replace(until_ms=until_ms), True) for holder in in_turn[-1:])
 
 
@@ -227,12 +227,12 @@ def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
 
 
 def _merged(one: _Holder, other: _Holder) -> _Holder:
-    # Of a message that is accepted again its present due time counts, and of others that in the table: the last one of
-    # a message that repeats. Of the records that are read again, present clocks alone tell when they were due.
+    # For a message that is accepted again, the present due time counts. For others, the due time in the table counts:
+    # the last one of a message that repeats. For records that are read again, only present clocks tell the due time.
     due = max(one, other, key=lambda holder: (holder.is_left, holder.is_stored, holder.deliver_at_ms))
     return due._replace(
         until_ms=max(one.until_ms, other.until_ms),
-        # What is accepted again is so by the present mode.
+        # A message is accepted again by the present mode, so a stored row decides if there is one.
         keeps=any(each.keeps for each in (one, other) if each.is_stored or not (one.is_stored or other.is_stored)),
         bucket=min(one.bucket, other.bucket),
         is_left=one.is_left or other.is_left,

@@ -1,12 +1,12 @@
 """Names that publishers give to messages: at most one message of an input topic waits under a name.
 
-Where a policy of the input topic says so, a message has the name that its header `NAME_HEADER` has, or else its key.
+If a policy of the input topic says so, a message has a name: the value of its header `NAME_HEADER`, or else its key.
 Another policy, the *mode*, says which of several messages waits. `REPLACE`: the newest, which replaces the one before
-it. `KEEP`: the first, and later ones are dropped. `KEEP_TIME`: the newest, which is due when the first one was. Whoever
-wants to cancel needs no id: the header `CANCEL_NAME_HEADER` has the name.
+it. `KEEP`: the first, and later ones are dropped. `KEEP_TIME`: the newest, with the due time of the first. A cancel
+needs no id: the header `CANCEL_NAME_HEADER` has the name.
 
 Names are stored as hashes: rows of the table of sealed buckets, in Delta partitions of their own, say which message got
-a name last. They are of use until it is due and handed over, and as long as an older row of the same name would be
+a name last. A row is needed until its message is due and staged, and as long as an older row of the same name would be
 found instead.
 """
 
@@ -20,17 +20,17 @@ from state.buckets.id_rows import Columns, id_rows
 from state.buckets.parts import IdRows
 from state.message_ids import ID, ID_SCHEMA
 
-# On a record of an input topic: the name of the message; the name whose message shall be cancelled.
+# On a record of an input topic: the name of the message; the name of the message to cancel.
 NAME_HEADER, CANCEL_NAME_HEADER = "delayline-name", "delayline-cancel-name"
-# On a message with a name: "true" if its publisher waits for an answer that says what became of it.
+# On a message with a name: "true" if its publisher waits for an answer about its outcome.
 ANSWER_HEADER = "delayline-answer"
-# Where names come from (the policy `names`): nowhere, from the header, or from the key of what has no such header.
+# Where names come from (the policy `names`): nowhere, the header, or the key of a message without this header.
 OFF, FROM_HEADER, FROM_KEY = "off", "header", "key"
-# What becomes of a message if another one waits under its name (the policy `name_mode`).
+# The result for a message if another one waits under its name (the policy `name_mode`).
 REPLACE, KEEP, KEEP_TIME = "replace", "keep", "keep-time"
-# Messages by their names: the name (`named`), the id, the due time, and until when the row is of use, both epoch ms;
-# and whether the message keeps its name and its due time: it was accepted by `KEEP` or `KEEP_TIME`, and nobody has
-# asked for it since.
+# Messages by their names: the name (`named`), the id, the due time, and until when the row is needed, both epoch ms.
+# `keeps` says whether the message keeps its name and its due time: it was accepted by `KEEP` or `KEEP_TIME`, and no
+# request has asked for it since.
 NAMED_SCHEMA = pa.schema(
     [
         ("name", pa.binary()),
@@ -43,12 +43,12 @@ NAMED_SCHEMA = pa.schema(
 # The most bytes of a name in a header.
 MOST_NAME_BYTES = 1024
 
-# Of 10^12 names, two have the same hash with a probability below 10^-14.
+# The probability that two of 10^12 names have the same hash is below 10^-14.
 HASH_BYTES = 16
 
 
 def named(topic: str, name: bytes) -> bytes:
-    """Return what stands for `name` on the input topic `topic`: a hash, so that a name may be as long as a key."""
+    """Return the hash that stands for `name` on the input topic `topic`. So a name may be as long as a key."""
     # No topic's name has a zero byte.
     return blake2b(topic.encode() + b"\0" + name, digest_size=HASH_BYTES).digest()
 

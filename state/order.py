@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 
 class OrderKey(NamedTuple):
-    """What messages are sorted by. `deliver_at_ms` is epoch ms; the rest is the message id."""
+    """The key by which messages are sorted. `deliver_at_ms` is epoch ms; the rest is the message id."""
 
     deliver_at_ms: int
     topic: str
@@ -41,9 +41,9 @@ def just_after(key: OrderKey) -> OrderKey:
 def request_due_ms(
     published_ms: npt.NDArray[np.int64] | int, clock_ms: int, message_due_ms: npt.NDArray[np.int64] | int
 ) -> npt.NDArray[np.int64]:
-    """Return when the request is due that comes with a message, or with each of several: at once. All are epoch ms.
+    """Return the due time of the request that comes with a message, or with each of several: at once. All are epoch ms.
 
-    It has the id of the message, which is due at `message_due_ms`, and must have another order key.
+    The request has the id of the message, which is due at `message_due_ms`, and must have another order key.
     """
     at_once = np.minimum(published_ms, clock_ms)
     return np.asarray(at_once + (at_once == message_due_ms))

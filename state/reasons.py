@@ -16,7 +16,7 @@ RESULTS: tuple[Result, ...] = get_args(Result)
 
 
 class Reason(Enum):
-    """Why an answer says what it says: its `code`, the `result` that it goes with, and the sentence `why`, if any."""
+    """The reason of an answer: its `code`, the `result` that it goes with, and the sentence `why`, if any."""
 
     WITHDRAWN = ("withdrawn", "cancelled", None)
     RECALLED = ("recalled", "cancelled", "it was staged, and a release process recalled it")
@@ -71,10 +71,10 @@ class Reason(Enum):
 def reasons_for(
     outcomes: npt.NDArray[Any], delivers: npt.NDArray[np.bool_], is_refused: npt.NDArray[np.bool_]
 ) -> npt.NDArray[Any]:
-    """Return the reason of each answer, by what became of the message and by what the request wants.
+    """Return the reason of each answer, by the outcome for the message and by the kind of the request.
 
     Args:
-        outcomes: what became of each message, as the reason that the request has which brought it about.
+        outcomes: the outcome for each message, as the reason of the request that brought it about.
         delivers: which requests want their message to be due at once.
         is_refused: which requests come with a message that is refused.
     """
@@ -83,6 +83,6 @@ def reasons_for(
     reasons = outcomes.copy()
     reasons[is_cancelled & (delivers | is_refused)] = Reason.ALREADY_CANCELLED
     reasons[is_made_due & ~delivers] = Reason.RELEASED
-    # What would replace it only if it waits comes too late as well.
+    # A request that would replace it only if it waits comes too late as well.
     reasons[is_made_due & is_refused] = Reason.HANDED_OVER
     return reasons

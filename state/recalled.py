@@ -1,7 +1,7 @@
-"""Records of the recalled topic: which messages release processes have recalled, and from where on the job knows that.
+"""Records of the recalled topic: messages that release processes have recalled, and from where on the job knows them.
 
 The topic is internal and compacted. Its first partition has one key, with `KnownFrom`. Each of the others belongs to a
-shard, and has a `Recall` for each message that the shard has recalled, by the epoch and the message's id. A recall is
+shard. It has a `Recall` for each message that the shard has recalled, by the epoch and the message's id. A recall is
 written in the transaction that answers the request, and deleted when the job has forgotten the message.
 """
 
@@ -23,11 +23,11 @@ KNOWN_FROM_PARTITION, KNOWN_FROM_KEY = 0, b"known-from"
 
 @dataclass(frozen=True, config=STORED)
 class Recall:
-    """What is recorded of a message that was recalled.
+    """The record of a recalled message.
 
     - `due_before_ms`: an instant before which it was due, epoch ms
-    - `epoch`: that of the checkpoint whose request it was. `delayline run --fresh` accepts the message again, in a
-      later one
+    - `epoch`: the epoch of the checkpoint that had the request. `delayline run --fresh` accepts the message again, in a
+      later epoch
     """
 
     due_before_ms: int
@@ -36,10 +36,10 @@ class Recall:
 
 @dataclass(frozen=True, config=STORED)
 class KnownFrom:
-    """From which offset of each input partition on the job knows what became of each message: it never goes back.
+    """The offset of each input partition from which on the job knows the outcome of each message. It never goes back.
 
-    `input_ids` are Kafka's ids of the input topics, and of former ones: what is recorded of a topic belongs to another
-    one if it was created again since. `epoch` is that of the checkpoint.
+    `input_ids` are Kafka's ids of the input topics, and of former ones. If a topic was created again since, its offsets
+    belong to another topic. `epoch` is the epoch of the checkpoint.
     """
 
     offsets: Offsets
@@ -52,7 +52,7 @@ _KNOWN_FROM = RecordFormat(TypeAdapter(KnownFrom), "a record of the recalled top
 
 
 def partition_of_shard(shard: int) -> int:
-    """Return the partition that has what a shard has recalled."""
+    """Return the partition with the recalls of a shard."""
     return KNOWN_FROM_PARTITION + 1 + shard
 
 
@@ -64,7 +64,7 @@ def recall_records(ids: Ids, recall: Recall) -> Iterator[tuple[bytes, bytes]]:
 
 
 def recall_key(epoch: int, message_id: str) -> bytes:
-    """Return the key of a record. Nobody who deletes that of an earlier epoch deletes this one."""
+    """Return the key of a record. Deleting the record of an earlier epoch does not delete this one."""
     return f"{epoch}:{message_id}".encode()
 
 

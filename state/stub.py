@@ -1,10 +1,11 @@
 """A stub: the dead letter that stands for a record which no topic takes whole, written and read.
 
-It has no value, and key and headers of limited size. Its header `STUB_HEADER` says what the record has. The record
-itself is in its input topic, at its message id, as long as that topic keeps it.
+It has no value, and key and headers of limited size. Its header `STUB_HEADER` describes the record. The record itself
+is in its input topic, at its message id, as long as that topic keeps it.
 
-A publisher may set that header too. Where this would make a stub of a whole dead letter, the service writes another
-one behind it, without a value (`WHOLE`). So the header of that name before those of the service is always its own.
+A publisher may set that header too. Where this would make a whole dead letter look like a stub, the service writes
+another one after it, without a value (`WHOLE`). So if this header stands right before the service's other headers, the
+service has written it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from state.dead_letter import Headers
 STUB_HEADER = "delayline-stub"
 # The mark of a whole dead letter.
 WHOLE: tuple[str, bytes | None] = (STUB_HEADER, None)
-# What a header takes beside its name and value, so that the number of headers is limited as well.
+# The bytes that a header takes in addition to its name and value, so that the number of headers is limited as well.
 HEADER_BYTES = 8
 # The most bytes of a stub as a record. Key and headers take most of it, then the error's sentence.
 MOST_STUB_BYTES = 8_192
@@ -35,9 +36,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, config=STORED)
 class Stub:
-    """What the record has: the bytes of its key and value, the value's SHA-256 (hex), and the number of its headers.
+    """The record's data: the bytes of its key and value, the value's SHA-256 (hex), and the number of its headers.
 
-    Of a key or a value that is null, they are null.
+    For a null key or value, its fields are null.
     """
 
     key_bytes: int | None
@@ -72,17 +73,17 @@ def read_stub(value: bytes | None) -> Stub | None:
 
 
 def mark_of_whole(value: bytes | None, own: Sequence[tuple[str, bytes | None]]) -> Headers:
-    """Return what comes behind the headers `own` of a whole dead letter: the mark, if that would look like a stub."""
+    """Return the headers after `own` of a whole dead letter: the mark, if it would look like a stub otherwise."""
     return [WHOLE] if value is None and own and own[-1][0] == STUB_HEADER else []
 
 
 def split_stub(key: bytes | None, value: bytes | None, before: Headers, identity: bytes) -> tuple[Headers, Stub | None]:
-    """Return a dead letter's own headers, and what its record has if it is only a stub of it.
+    """Return a dead letter's own headers, and the stub if it is one.
 
     Args:
         key: the dead letter's key
         value: its value
-        before: its headers before those of the service
+        before: its headers before the service's headers
         identity: its message id
     """
     if value is not None or not before or before[-1][0] != STUB_HEADER:
@@ -91,7 +92,7 @@ def split_stub(key: bytes | None, value: bytes | None, before: Headers, identity
     if last == WHOLE and mark_of_whole(value, own):
         return own, None
     stub = read_stub(last[1])
-    # Versions before the mark wrote none: of what contradicts itself the publisher is the author.
+    # Versions before the mark did not write it. A header that contradicts the record was written by the publisher.
     if stub is None or not stub.is_of(key, len(own), identity):
         return before, None
     return own, stub
@@ -103,12 +104,12 @@ def digest(value: bytes | memoryview | None) -> str | None:
 
 
 def key_left(key: bytes | None) -> bytes | None:
-    """Return the key of a stub: the record's, or none if that is too long."""
+    """Return the key of a stub: the record's key, or None if that is too long."""
     return key if key is None or len(key) <= _MOST_KEY_BYTES else None
 
 
 def headers_left(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which headers of a record stay on its stub: the first ones of those that are short.
+    """Return which headers of a record stay on its stub: the first of its short headers.
 
     `sizes` has the bytes of name and value of each header.
     """

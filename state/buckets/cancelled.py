@@ -1,17 +1,17 @@
 """Cancelled ids as rows of the table of sealed buckets.
 
-The rows of a message that was sealed, `due` in a range of time by the index, take it out of each window and merge that
-is loaded from then on. And all rows, those of messages that were in no bucket as well, are what is known of earlier
-cancels: the same id may be asked for again.
+The row of a sealed message has the range of time in which it is due, according to the index. It removes the message
+from each window and merge that is loaded from then on. All rows, including rows of messages that were in no bucket,
+record earlier cancels, because a later request may have the same id.
 
-A row takes messages out of buckets up to that of its batch. In a later bucket the same id is another message's, of an
-input topic that was deleted and created anew. A merged bucket has the number of its last one, and the merge has left
-out what was cancelled by batches before that.
+A row removes messages from the bucket of its batch and from earlier buckets. In a later bucket the same id belongs to
+another message, of an input topic that was deleted and created again. A merged bucket has the number of its last
+bucket. The merge has left out messages that batches before that bucket cancelled.
 
-What a replacement has cancelled has the id of the replacement beside it: it may be read again when its batch is lost,
-and finds nothing that waits. A message that its batch has moved, and handed over, is not cancelled. But it must not be
-found any more where it waited, and a rebuild must know that it may be handed over: beside its id is when it was due
-then.
+The row of a message that a replacement cancelled also has the id of the replacement. If its batch is lost, the
+replacement may be read again, and then it finds no waiting message. A message that its batch has moved and staged is
+not cancelled. But it must no longer be found where it waited, and a rebuild must know that it may be staged. So its row
+also has its new due time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, places_in, 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
 # Cancelled messages. Each is due in [from_ms, until_ms], epoch ms. If it is in no bucket, `from_ms` is `NEVER_MS`, and
-# it is due at `until_ms` at the latest: up to then it may be asked for by a name, and a rebuild would accept its record
+# it is due at `until_ms` at the latest. Until then a request may have its name, and a rebuild would accept its record
 # again if the row were gone.
 CANCELLED_SCHEMA = ID_SCHEMA.append(pa.field("from_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
-# Messages that a batch has moved and handed over: the bucket of the batch, and when they were due then (epoch ms).
+# Messages that a batch has moved and staged: the bucket of the batch, and the new due times (epoch ms).
 MOVED_SCHEMA = ID_SCHEMA.append(pa.field("bucket", pa.int64())).append(pa.field("deliver_at_ms", pa.int64()))
 
 
@@ -49,11 +49,11 @@ class CancelledIds:
     def among(self, messages: pa.Table, bucket: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID`, are cancelled.
 
-        `bucket` is the number of the bucket in which they lie, or has that of each row.
+        `bucket` is the number of the bucket of all rows, or has the number of each row's bucket.
         """
         found = np.zeros(messages.num_rows, dtype=bool)
         buckets = np.broadcast_to(bucket, messages.num_rows)
-        # What is looked up is the chunk. To select the ids of a bucket would copy them all for each.
+        # The rows of a chunk are looked up. Selecting the ids of a bucket would copy them all for each chunk.
         for source, rows, places in rows_among(messages, self.ids):
             found[rows] = self.until_bucket[source][places] >= buckets[rows]
         return found
@@ -64,10 +64,10 @@ NONE_CANCELLED = CancelledIds({}, {})
 
 @dataclass(frozen=True)
 class Forgettable:
-    """Which cancelled ids are of no use any more: those that are all of these.
+    """Which cancelled ids can be forgotten: the ids to which all of this applies.
 
     - due before `due_before_ms`, epoch ms
-    - cancelled by a batch before that which seals `bucket`
+    - cancelled by a batch before the one that seals `bucket`
     - below the offset that `old_below` has for their input partition
     """
 
@@ -76,7 +76,7 @@ class Forgettable:
     old_below: Mapping[tuple[str, int], int]
 
     def among(self, ids: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return which of some ids (`state.buckets.id_rows.ID_ROW_SCHEMA`) are."""
+        """Return which of `ids` (`state.buckets.id_rows.ID_ROW_SCHEMA`) can be forgotten."""
         dues, buckets = (ids.column(name).to_numpy() for name in ("max_deliver_at_ms", "bucket"))
         return np.asarray((dues < self.due_before_ms) & (buckets < self.bucket) & is_below(ids, self.old_below))
 
@@ -89,8 +89,8 @@ def cancelled_rows(
 ) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` for what the batch that seals `bucket` cancels or moves.
 
-    `replaced` has the replacement of each message that one has cancelled and the new due time of each that is moved
-    (epoch ms).
+    `replaced` has the replacement of each message that one has cancelled. It has the new due time (epoch ms) of each
+    message that is moved.
     """
     return id_rows(IdRows.CANCELLED, bucket, cancelled_columns(cancelled, replaced))
 
@@ -105,7 +105,7 @@ def cancelled_columns(cancelled: pa.Table, replaced: Mapping[MessageId, Successo
 
 
 def _successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]) -> pa.Array:
-    """Return what `replaced` has of each of `cancelled`, as text in binary; null for a message that it lacks."""
+    """Return the value in `replaced` for each of `cancelled`, as text in binary; null for a message that it lacks."""
     if not replaced:
         return pa.nulls(cancelled.num_rows, pa.binary())
     ids, successors = zip(*replaced.items(), strict=True)
@@ -116,7 +116,7 @@ def _successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor
 
 
 def are_moved(ids: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which of some ids (`state.buckets.id_rows.ID_ROW_SCHEMA`) are those of messages that were moved."""
+    """Return which of `ids` (`state.buckets.id_rows.ID_ROW_SCHEMA`) belong to messages that were moved."""
     names = ids.column("name")
     if names.null_count == ids.num_rows:
         return np.zeros(ids.num_rows, dtype=bool)
@@ -124,6 +124,6 @@ def are_moved(ids: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def moved_of(ids: pa.Table) -> pa.Table:
-    """Return such ids, all of messages that were moved, as a table of `MOVED_SCHEMA`."""
+    """Return `ids`, which all belong to messages that were moved, as a table of `MOVED_SCHEMA`."""
     dues = ids.column("name").cast(pa.string()).cast(pa.int64())
     return pa.table([*(ids.column(name) for name in (*ID, "bucket")), dues], schema=MOVED_SCHEMA)

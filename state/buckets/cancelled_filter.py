@@ -23,14 +23,14 @@ from state.message import decode_chunk
 from state.message_ids import ID, by_source
 from state.order import OrderKey, keys_of
 
-# Ids that are known before old ones are forgotten; or twice as many as the last time were left. An id takes 24 bytes.
+# Old ids are forgotten once so many are known, or twice the number that was left the last time. An id takes 24 bytes.
 _MANY = 1 << 18
 _Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class CancelledFilter:
-    """Leaves out the messages that batches up to that of `until_bucket` have cancelled, and no asks.
+    """Leaves out messages, but no requests, that were cancelled by batches up to the one that seals `until_bucket`.
 
     - `count`: is called at the end of a task with the number of messages that it has left out
     """
@@ -55,7 +55,7 @@ class CancelledFilter:
 
 
 def between(messages: pa.Table, start_ms: int, end_ms: int) -> pa.Table:
-    """Return those of `messages`, which are in delivery order, that are due in [start_ms, end_ms)."""
+    """Return the messages that are due in [start_ms, end_ms). `messages` is in delivery order."""
     dues = messages.column("deliver_at_ms").to_numpy()
     start, end = np.searchsorted(dues, [start_ms, end_ms])
     return messages.slice(int(start), int(end - start))
@@ -75,7 +75,7 @@ def _keyed_chunks(
                 continue
             ids.add(rows)
             if ids.are_many:
-                # Messages before the key need not wait for others, and then no id that is due before it.
+                # Messages before the key need not wait for others. After them no id that is due before it is needed.
                 yield key, None
                 ids.forget_before(key.deliver_at_ms)
 
@@ -108,7 +108,7 @@ class _PassingIds:
 
     @property
     def are_many(self) -> bool:
-        """Whether it is worth while to forget some."""
+        """Whether it is worthwhile to forget some ids."""
         return self._count >= self._most
 
     def add(self, ids: pa.Table) -> None:

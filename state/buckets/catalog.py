@@ -31,12 +31,12 @@ class SegmentCatalog:
 
     @property
     def messages(self) -> int:
-        """The number of messages in the live segments, including those already handed over."""
+        """The number of messages in the live segments, including messages that are already staged."""
         return sum(segment.count for segment in self._by_start)
 
     @property
     def may_repeat(self) -> bool:
-        """Whether any of the messages in the live segments repeats, including those already handed over."""
+        """Whether any message in the live segments repeats, including messages that are already staged."""
         return any(segment.repeats for segment in self._by_start)
 
     @property
@@ -47,8 +47,8 @@ class SegmentCatalog:
     def add(self, segments: Iterable[Segment]) -> list[Segment]:
         """Add the segments of whole buckets, and return the new ones.
 
-        A bucket that is known already keeps its segments: a batch was replayed that had sealed it. But what follows
-        occurrences may be new: that is stored later.
+        A bucket that is known already keeps its segments: the batch that sealed it was replayed. But its part with
+        following occurrences may be new, because it is stored later.
         """
         several = list(segments)
         parts = {each.bucket: {known.part for known in self._buckets.get(each.bucket, {}).values()} for each in several}
@@ -88,14 +88,14 @@ class SegmentCatalog:
         return parts.union(*(self._successors.get(bucket, ()) for bucket in buckets))
 
     def unannounced(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Return those of `segments` that no announced merge replaces: every readable version has all their messages.
+        """Return the segments that no announced merge replaces: every readable version has all their messages.
 
         The merged part lacks the messages that were cancelled before the merge.
         """
         return [segment for segment in segments if segment.bucket not in self._successors]
 
     def starting_before(self, end_ms: int) -> Iterator[Segment]:
-        """Return the segments whose earliest message is due before `end_ms`, in order of that message."""
+        """Return the segments with a message due before `end_ms`, ordered by their earliest message."""
         return iter(self._by_start.irange_key(max_key=end_ms, inclusive=(True, False)))
 
     def overlapping(self, start_ms: int, end_ms: int) -> list[Segment]:
@@ -103,7 +103,7 @@ class SegmentCatalog:
         return [segment for segment in self.starting_before(end_ms) if segment.max_deliver_at_ms >= start_ms]
 
     def forget_before(self, cutoff_ms: int) -> list[Segment]:
-        """Remove the segments whose messages are all due before `cutoff_ms`, and return them."""
+        """Remove and return the segments with no message due at `cutoff_ms` or later."""
         handed_over = [segment for segment in self.starting_before(cutoff_ms) if segment.max_deliver_at_ms < cutoff_ms]
         for segment in handed_over:
             self._by_start.remove(segment)

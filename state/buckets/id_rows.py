@@ -1,7 +1,7 @@
 """How the ids of messages that were cancelled, or have a name, are stored: in chunks, as rows of the bucket table.
 
-A row for each id would cost the JVM more than all else that is done for the id. So a row has a chunk of them, with the
-bounds of their due times.
+A row for each id would cost the JVM more than everything else that is done for the id. So a row has a chunk of ids,
+with the bounds of their due times.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from state.chunk_merge import merge
 from state.message import decode_chunk, encode_chunk
 from state.order import ORDER, OrderKey, in_order, key_of, keys_of
 
-# An id, with what is stored of it. `deliver_at_ms` is negative for what no window may take.
+# An id, with the data stored about it. `deliver_at_ms` is negative for an id that no window may take.
 ID_ROW_SCHEMA = pa.schema(
     [
-        # That of the batch which stored it.
+        # The bucket of the batch that stored the id.
         pa.field("bucket", pa.int64()),
         pa.field("deliver_at_ms", pa.int64()),
         pa.field("max_deliver_at_ms", pa.int64()),
@@ -30,7 +30,7 @@ ID_ROW_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("name", pa.binary()),
-        # Of names only (`state.names.NAMED_SCHEMA`).
+        # For names only (`state.names.NAMED_SCHEMA`).
         pa.field("keeps", pa.bool_()),
     ]
 )
@@ -42,7 +42,7 @@ Columns = Mapping[str, pa.Array | pa.ChunkedArray]
 def id_rows(kind: IdRows, bucket: int, columns: Columns) -> pa.Table:
     """Return the rows of `STORED_SCHEMA` with the ids of a `kind` that the batch that seals `bucket` stores.
 
-    `columns` are those of `ID_ROW_SCHEMA` but for the bucket; those of names may be missing.
+    `columns` has the columns of `ID_ROW_SCHEMA` except the bucket. The columns for names may be missing.
     """
     rows = packed_ids(kind, bucket)(in_order(id_table(bucket, columns)).combine_chunks().to_batches())
     return pa.Table.from_batches(rows, STORED_SCHEMA)
@@ -72,7 +72,7 @@ def packed_ids(kind: IdRows, bucket: int) -> ArrowFunction:
                 row = {
                     **key_of(ids)._asdict(),
                     "part": kind.partition(bucket),
-                    # A reader passes over the chunk by its bucket and due times alone.
+                    # A reader can skip the chunk by its bucket and due times alone.
                     "bucket": pc.min(ids.column("bucket")).as_py(),
                     "max_deliver_at_ms": pc.max(ids.column("max_deliver_at_ms")).as_py(),
                     "count": ids.num_rows,
@@ -113,7 +113,7 @@ def _unpacked(rows: pa.RecordBatch) -> Iterator[tuple[OrderKey, pa.Table]]:
 
 def _pieces(ids: pa.Table) -> Iterator[pa.Table]:
     """Cut ids, which are in order, into pieces the size of a chunk."""
-    # Those that no window may take apart: the bounds of the others are closer then.
+    # Ids that no window may take are packed apart, so that the bounds of the others are closer.
     first = int(np.searchsorted(ids.column("deliver_at_ms").to_numpy(), 0))
     for several in (ids.slice(0, first), ids.slice(first)):
         for at in range(0, several.num_rows, CHUNK_MESSAGES):

@@ -1,8 +1,8 @@
 """Merging sealed buckets: choosing them, dividing the work into slices, and making segments of a slice.
 
 The storage is log-structured: a bucket is sealed as it comes, whatever its due times, and adjacent buckets of about
-the same size are merged into one that is as many times as large as there are (the *fan-in*). So a message is rewritten
-once for each power of the fan-in that its bucket grows by, and there are fewer buckets of each size than the fan-in.
+the same size are merged into one. The number of buckets in a merge is the *fan-in*. So a message is rewritten once for
+each power of the fan-in that its bucket grows by, and there are fewer buckets of each size than the fan-in.
 (Pulsar's `BucketDelayedDeliveryTracker` merges the adjacent buckets with the fewest messages once there are more than a
 limit. Tried with 10,000 buckets, a limit of 64 and 8 to a merge, each message was rewritten 17 times; here 3 times.)
 """
@@ -23,11 +23,11 @@ from state.buckets.table_rows import ArrowFunction, segment_rows
 from state.buckets.window import stored_messages
 from state.checkpoint.batch_settings import BatchSettings
 
-# What a slice holds. One task merges it in some seconds; then other tasks get their turn. A slice costs two to three
-# seconds of Java's time beside that, for its plan and its commit: as much as merging a million messages.
+# The size of a slice. One task merges it in some seconds; then other tasks get their turn. The plan and the commit of a
+# slice also cost two to three seconds of Java's time. Merging a million messages takes the same time.
 SLICE_MESSAGES = 1_000_000
 SLICE_BYTES = 128 * 1024 * 1024
-# So that a flood of minutes is taken in at full speed, and is merged when it is over.
+# A flood of some minutes is taken in at full speed, and is merged when it is over.
 _BEHIND = 2
 
 
@@ -90,8 +90,8 @@ def most_behind(total_bytes: int, fan_in: int) -> int:
 def slice_end(segments: Iterable[Segment], start_ms: int) -> int | None:
     """Return where the slice of `segments` from `start_ms` on ends, epoch ms exclusive; None if nothing is left.
 
-    It ends once it has about `SLICE_MESSAGES` messages or `SLICE_BYTES` bytes. The messages of a segment are taken
-    for evenly spread. So a slice may have more where they are not: at most those of the segments that reach into it.
+    It ends once it has about `SLICE_MESSAGES` messages or `SLICE_BYTES` bytes. The messages of a segment are assumed to
+    be evenly spread. If they are not, a slice may have more: at most all messages of the segments that reach into it.
     """
     # How fast a slice fills, in slices for each ms, changes where a segment begins or ends.
     changes: defaultdict[int, float] = defaultdict(float)
@@ -130,8 +130,8 @@ def merged_rows(
 ) -> ArrowFunction:
     """Return the `mapInArrow` function that merges stored chunks into rows of `table_rows.STORED_SCHEMA`.
 
-    The input is that of `stored_messages`. The messages of all shards stay together, so that a window reads one chunk
-    too much of a bucket, and not one for each shard.
+    The input is the same as for `stored_messages`. The messages of all shards stay together. So a window reads one
+    chunk too many of a bucket, instead of one for each shard.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,9 +1,9 @@
-"""Moving messages of a batch to another due time, once it is decided, among what the state stage of the batch gives.
+"""Moving messages of a batch to another due time, once it is decided, in the output of the batch's state stage.
 
-Such a message was not kept, so it is in a row of due or of sealed messages (`state.buckets.operator`). It is taken out
-of there, gets its new due time, and is in another row: of due messages if it is due below the cutoff or at once, and of
-sealed ones if not. So what hands over, seals or counts the rows of a batch never meets the old due time. A message of
-an earlier batch is copied from its stored chunk in the same way, and stays there.
+Such a message was not kept, so it is in a row of due or sealed messages (`state.buckets.operator`). It is removed from
+this row and gets its new due time. Then it goes to another row: of due messages if it is due below the cutoff or at
+once, otherwise of sealed messages. So the code that stages, seals or counts the rows of a batch never sees the old due
+time. A message of an earlier batch is copied from its stored chunk in the same way, and the chunk keeps it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in, placing, table_
 from state.order import in_order
 from state.shards import by_shard
 
-# The messages to move, each once, and when they are due from then on (epoch ms). The batch hands over whatever is due
-# `at_once`, and such a message keeps its own due time if that is sooner.
+# The messages to move, each once, and when they are due from then on (epoch ms). The batch stages each message that is
+# due `at_once`. Such a message keeps its own due time if that is sooner.
 MOVES_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64())).append(pa.field("at_once", pa.bool_()))
 # The kind of a row of a stored chunk, which does not say it.
 _STORED = "stored"
-# So much of a shard is collected, until its moved messages become rows.
+# The moved messages of a shard become rows once so many bytes are collected.
 _TOGETHER_BYTES = 32 * 1024 * 1024
 
 
 def due_at_once_ms(clock_ms: int, cutoff_ms: int) -> int:
-    """Return when a message is due that a batch with this clock and cutoff makes due at once, all epoch ms.
+    """Return the due time of messages that a batch with this clock and cutoff makes due at once, all epoch ms.
 
-    That is below the cutoff, which may be behind the clock: what later batches hand over is due after it. Otherwise it
-    is after the clock. The ask that comes with a message is due at the clock or before (`sources.intake.accepted`): it
-    has the same id, and no two messages should have the same order key. No due time is negative.
+    It is below the cutoff, which may be behind the clock: messages that later batches stage are due after it. Otherwise
+    it is after the clock. A request that comes with a message is due at the clock or before
+    (`sources.intake.accepted`). It has the same id, and no two messages should have the same order key. No due time is
+    negative.
     """
     return max(0, min(clock_ms + 1, cutoff_ms - 1))
 
@@ -68,20 +69,21 @@ def moving(
     """Return the `mapInArrow` function that moves messages, among the rows of a batch and in stored chunks.
 
     Args:
-        moves: the messages (`MOVES_SCHEMA`). Those that are not there are ignored. All of stored chunks are `at_once`.
-        places: which of them are in stored chunks: the id of each, and the bucket of the chunk. The same id may be
-            that of another message in another bucket.
+        moves: the messages (`MOVES_SCHEMA`). Missing messages are ignored. Messages in stored chunks are all `at_once`.
+        places: which of them are in stored chunks: the id of each, and the bucket of the chunk. In another bucket,
+            another message may have the same id.
         first_ms: returns for a bucket the due time from which on messages count there, epoch ms.
         batch_settings: has the limits of a segment.
         bucket: the bucket that the batch seals.
         cutoff_ms: its cutoff, epoch ms.
 
-    The input is rows of `SHARD_OUTPUT_SCHEMA`, of which all of a shard must go to one task: so the numbers of its new
-    segments are unique. Or it has the columns bucket and chunk: of stored chunks, only the moved messages are output.
+    The input is rows of `SHARD_OUTPUT_SCHEMA`. All rows of a shard must go to one task, so that the numbers of its new
+    segments are unique. Or the input is stored chunks, with the columns bucket and chunk. Then only the moved messages
+    are output.
     """
     find, buckets = placing(moves), places.column("bucket")
     in_bucket = {each: ids_in(places.filter(pc.equal(buckets, each))) for each in buckets.unique().to_pylist()}
-    # Of which moves each bucket has the messages.
+    # By bucket: the moves of messages that it has.
     is_there = {each: among(moves, ids) for each, ids in in_bucket.items()}
     nowhere = np.zeros(moves.num_rows, dtype=bool)
 
@@ -116,7 +118,7 @@ def moving(
 
 
 def _as_moved(messages: pa.Table, moves: pa.Table) -> pa.Table:
-    """Return `messages` with what `moves`, one for each of them, give them: due time, kind, and the column at_once."""
+    """Return `messages` with due time, kind and the column at_once by `moves`, which has one for each of them."""
     dues, new_dues = (table.column("deliver_at_ms").to_numpy() for table in (messages, moves))
     at_once = moves.column("at_once").to_numpy()
     kinds = pa.array(np.where(at_once, DUE_NOW, kinds_of(messages)), KIND.type)
@@ -130,7 +132,7 @@ class _Moved:
 
     def __init__(self, batch_settings: BatchSettings, bucket: int, cutoff_ms: int) -> None:
         self._batch_settings, self._bucket, self._cutoff_ms = batch_settings, bucket, cutoff_ms
-        # By shard. To ask a table for its bytes takes longer than to add it.
+        # By shard. Computing the bytes of a table takes longer than adding it.
         self._tables: dict[int, list[pa.Table]] = {}
         self._bytes: Counter[int] = Counter()
         self._rows: dict[int, ShardRows] = {}

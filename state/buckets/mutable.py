@@ -20,9 +20,9 @@ from state.order import in_order
 
 @dataclass(frozen=True)
 class BucketAdvance:
-    """What one batch does to a mutable bucket. Each table is in delivery order.
+    """The effect of one batch on a mutable bucket. Each table is in delivery order.
 
-    - `due`: messages to deliver now, and every dead letter and ask
+    - `due`: messages to deliver now, and every dead letter and request
     - `sealed`: messages for an immutable bucket
     - `kept`: messages that stay in the mutable bucket
 
@@ -49,9 +49,9 @@ def advance(
 ) -> BucketAdvance:
     """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold.
 
-    No message that has one of the ids `replacements` is kept: the batch may refuse it, and what is kept cannot be taken
-    back. Neither are those in `undecided`, which were taken out of the bucket or the arrivals, nor those that repeat:
-    the batch that stages them finds them in the table.
+    Messages with one of the ids `replacements` are not kept: the batch may refuse them, and a kept message cannot be
+    taken back. Messages in `undecided`, which were taken out of the bucket or the arrivals, are not kept either.
+    Neither are messages that repeat: the batch that stages them finds them in the table.
     """
     arrivals, apart = _divided(arrivals, replacements)
     apart += undecided
@@ -67,14 +67,14 @@ def advance(
 
 
 def pass_by(arrivals: list[pa.Table], cutoff_ms: int) -> BucketAdvance:
-    """Divide `arrivals` that no mutable bucket takes in: what is not due is sealed, and nothing is kept."""
+    """Divide `arrivals` that no mutable bucket takes in. Messages that are not due are sealed, and nothing is kept."""
     due, rest = _split(arrivals, cutoff_ms)
     return BucketAdvance(due, rest, rest.slice(0, 0))
 
 
 @dataclass(frozen=True)
 class TakenOut:
-    """What is `left` of tables without the messages that are asked for, and those that were `found` (`MESSAGE_SCHEMA`).
+    """The tables that are `left` without the requested messages, and the messages `found` (`MESSAGE_SCHEMA`).
 
     Dead letters stay in `left`, and so do requests, because their publishers wait for an answer.
     """
@@ -83,7 +83,7 @@ class TakenOut:
     found: pa.Table
 
     def found_among(self, ids: Ids) -> list[pa.Table]:
-        """Return those that were found and have one of `ids`, as no or one table."""
+        """Return the messages found that have one of `ids`, as a list of one table, or of none."""
         own = self.found.filter(pa.array(among(self.found, ids)))
         return [own] if own.num_rows else []
 
@@ -126,8 +126,8 @@ def _split(tables: list[pa.Table], cutoff_ms: int) -> tuple[pa.Table, pa.Table]:
 def _rows_to_keep(rest: pa.Table, batch_settings: BatchSettings) -> int:
     """Return how many rows stay: those due first, up to a quarter of each threshold.
 
-    With the rest of it free, the next batches need not seal again. The nearest messages stay even if they are far away:
-    so what is sealed is due after the kept ones, and thus seldom within what the prefetch window has loaded already.
+    With the rest of it free, the next batches need not seal again. The nearest messages stay even if they are far away.
+    So sealed messages are due after the kept ones, and are seldom due in the time that the prefetch window has loaded.
     """
     by_count = batch_settings.bucket_max_messages // 4
     by_bytes = rest.num_rows * (batch_settings.bucket_max_bytes // 4) // max(1, rest.nbytes)

@@ -1,7 +1,7 @@
 """Adapts the mutable bucket to Spark's `applyInPandasWithState`. Makes no decisions.
 
-Spark collects rows for the state function, and rows that it returns, until they are so many, however large they are.
-So rows without a chunk, *fillers*, come with the chunks of overflow groups: as many as make Spark pass on what it has
+Spark collects rows for the state function, and rows that it returns, up to a fixed number, however large they are. So
+rows without a chunk, *fillers*, come with the chunks of overflow groups. Their number makes Spark pass on its rows
 after `FILLED_BYTES`. The groups themselves are bounded by `sources.intake.grouping`.
 """
 
@@ -32,8 +32,8 @@ from state.message import decode_chunk, empty_messages, encode_chunk, split_by_b
 from state.message_ids import ID, NO_IDS
 from state.order import key_of
 
-# One row of a batch's output: a chunk of due messages, a sealed segment, a summary of what a shard keeps, a chunk of
-# asks, a chunk of what was taken out for them, or a filler.
+# One row of a batch's output: a chunk of due messages, a sealed segment, a summary of the messages that a shard keeps,
+# a chunk of requests, a chunk of messages taken out for them, or a filler.
 SHARD_OUTPUT_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string()),
@@ -48,35 +48,36 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64()),
         # How many of the messages are occurrences of messages that repeat.
         pa.field("repeats", pa.int64()),
-        # As JSON, of each input topic whose number is limited: how many messages are kept, or spans of sealed ones.
+        # For each input topic with a limit, as JSON: how many messages are kept, or spans of sealed ones.
         pa.field("by_topic", pa.string()),
-        # What is kept: how many messages of each input topic the group has accepted, as JSON.
+        # In `KEPT` rows: how many messages of each input topic the group has accepted, as JSON.
         pa.field("accepted", pa.string()),
         # Chunks of due messages only: the id of the first message; with `min_deliver_at_ms` it is its order key.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        # What is kept: when it is due (`state.due_spans.encode_runs`).
+        # In `KEPT` rows: when the kept messages are due (`state.due_spans.encode_runs`).
         pa.field("chunk", pa.binary()),
     ]
 )
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
-# The chunks of `ASKED` rows are of `ASK_SCHEMA`. Those of `TAKEN_OUT` rows have the columns `TAKEN_OUT_COLUMNS`.
-# What was taken out is in no other row, except for messages that any ask wants to be due at once. The chunks of `NAMED`
+# The chunks of `ASKED` rows are of `ASK_SCHEMA`. The chunks of `TAKEN_OUT` rows have the columns `TAKEN_OUT_COLUMNS`.
+# A message that was taken out is in no other row, unless a request wants it to be due at once. The chunks of `NAMED`
 # rows are names that messages have from now on (`state.names.NAMED_SCHEMA`). A `BOUND` row has no chunk: its
 # `min_deliver_at_ms` is the instant before which a batch stages occurrences of the shard.
 DUE, SEALED, KEPT, ASKED, TAKEN_OUT, FILLER = "due", "sealed", "kept", "asked", "taken-out", "filler"
 NAMED, BOUND = "named", "bound"
 TAKEN_OUT_COLUMNS = (*ID, "deliver_at_ms", "kind")
 
-# Of how many bytes of messages Spark may collect the rows.
+# Spark may collect the rows of so many bytes of messages.
 FILLED_BYTES = 32 * 1024 * 1024
-# Rows are copied whole between the JVM and Python, so a row must not grow with the batch. And the hand-over holds all
-# chunks in memory that overlap in due time: of a batch of large messages one from each overflow group, or all of them.
+# Rows are copied whole between the JVM and Python, so a row must not grow with the batch. And staging holds all chunks
+# in memory that overlap in due time. In a batch of large messages, that is one from each overflow group, or all.
 _DUE_CHUNK_BYTES = 1024 * 1024
-# Segment numbers of each overflow group, and before them of the shard's own group. Of these the third quarter is for
-# messages that are moved (`state.buckets.moves`), and the last one for occurrences (`state.repeats.occurrences`).
+# How many segment numbers each group has. The shard's own group comes first, then its overflow groups. In the own group
+# the third quarter is for messages that are moved (`state.buckets.moves`), and the last one for occurrences
+# (`state.repeats.occurrences`).
 _NUMBERS_A_GROUP = 1 << 20
 _NUMBERS_BEFORE_MOVED = _NUMBERS_A_GROUP // 2
 _NUMBERS_BEFORE_FOLLOWING = _NUMBERS_BEFORE_MOVED + _NUMBERS_A_GROUP // 4
@@ -112,7 +113,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             taken_out = take_out([waiting, *chunks], ids_from(asked))
             waiting, *chunks = taken_out.left
             passed_on += _table_rows(TAKEN_OUT, [taken_out.found.select(TAKEN_OUT_COLUMNS)], shard, cutoff_ms)
-            # Whether these are cancelled, or due now, the batch decides. All others are cancelled for good.
+            # The batch decides whether these are cancelled, or due now. All others are cancelled for good.
             undecided = taken_out.found_among(ids_from(each.filter(each.column("delivers")) for each in asked))
         if passed_on:
             yield _frame(passed_on)
@@ -157,7 +158,7 @@ class ShardRows:
         most_segments: int = _NUMBERS_BEFORE_MOVED,
         part: str = "",
     ) -> None:
-        """Take what all rows say alike. At most `most_segments` segments are numbered from `first_segment` on.
+        """Take the fields that all rows share. At most `most_segments` segments are numbered from `first_segment` on.
 
         `part` is the name of another part of the bucket.
         """
@@ -168,13 +169,13 @@ class ShardRows:
 
     @staticmethod
     def of_moved(batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int) -> ShardRows:
-        """Return that of messages which are moved."""
+        """Return an instance for messages that are moved."""
         most = _NUMBERS_BEFORE_FOLLOWING - _NUMBERS_BEFORE_MOVED
         return ShardRows(batch_settings, bucket, shard, cutoff_ms, _NUMBERS_BEFORE_MOVED, most)
 
     @staticmethod
     def of_occurrences(batch_settings: BatchSettings, bucket: int, shard: int, cutoff_ms: int) -> ShardRows:
-        """Return that of occurrences that a batch stages, and of those that follow them."""
+        """Return an instance for occurrences that a batch stages, and for their following occurrences."""
         most = _NUMBERS_A_GROUP - _NUMBERS_BEFORE_FOLLOWING
         part = following_part(bucket)
         return ShardRows(batch_settings, bucket, shard, cutoff_ms, _NUMBERS_BEFORE_FOLLOWING, most, part)
@@ -194,7 +195,7 @@ class ShardRows:
             yield self._segment(segment, own)
 
     def kept(self, messages: pa.Table, clock_ms: int, accepted: str) -> dict[str, Any]:
-        """Return the row of what is kept, with the column `accepted`."""
+        """Return the row of the messages that are kept, with the column `accepted`."""
         by_topic = _limited_topics(messages, self._batch_settings)
         dues = encode_runs(due_runs(messages.column("deliver_at_ms").to_numpy(), clock_ms))
         own = {**_bounds(messages), "by_topic": by_topic, "accepted": accepted, "chunk": dues}
@@ -205,11 +206,11 @@ class ShardRows:
         return {**self._base, "kind": NAMED, "count": names.num_rows, "chunk": encode_chunk(names)}
 
     def bound(self, below_ms: int) -> dict[str, Any]:
-        """Return the row which says that occurrences are staged before `below_ms` (epoch ms) alone."""
+        """Return the row which says that only occurrences before `below_ms` (epoch ms) are staged."""
         return {**self._base, "kind": BOUND, "min_deliver_at_ms": below_ms}
 
     def without(self, row: Mapping[str, Any], left: pa.Table) -> Iterator[dict[str, Any]]:
-        """Yield in place of `row`, of due or of sealed messages, that of those which are `left`: one at least."""
+        """Yield rows of the messages `left`, at least one, in place of `row`, which has due or sealed messages."""
         if row["kind"] == DUE:
             yield from self.due(left)
         else:
@@ -238,7 +239,7 @@ def _with_schema(chunks: Iterable[pa.Table], schema: pa.Schema) -> list[pa.Table
 
 
 def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
-    """Return how many of `messages` are of each input topic whose number is limited, as JSON."""
+    """Return the number of `messages` for each input topic with a limit, as JSON."""
     if not batch_settings.limits_waiting:
         return "{}"
     counts = _by_topic(messages.column("topic"))
@@ -247,10 +248,11 @@ def _limited_topics(messages: pa.Table, batch_settings: BatchSettings) -> str:
 
 
 def _limited_spans(messages: pa.Table, batch_settings: BatchSettings, cutoff_ms: int) -> str:
-    """Return when `messages` are due of each input topic whose number is limited, as JSON.
+    """Return when `messages` are due, for each input topic with a limit, as JSON.
 
-    It has spans: first and last due time, and the count. Those that repeat are stored anew each time, together with
-    others that are due much later. So a span of such a segment is as long as the time until it begins, about.
+    Each topic has spans: first and last due time, and the count. Messages that repeat are stored again each time,
+    together with others that are due much later. So a span of such a segment is about as long as the time until it
+    begins.
     """
     if not batch_settings.limits_waiting:
         return "{}"
@@ -267,7 +269,7 @@ def _limited_spans(messages: pa.Table, batch_settings: BatchSettings, cutoff_ms:
 
 
 def _accepted(chunks: Iterable[pa.Table]) -> str:
-    """Return how many of the messages that have come are of each input topic, as JSON: no dead letters, no asks."""
+    """Return the number of messages in `chunks` for each input topic, as JSON, without dead letters and requests."""
     counts: Counter[str] = Counter()
     for chunk in chunks:
         counts.update(_by_topic(chunk.column("topic").filter(pa.array(is_message(chunk)))))

@@ -1,9 +1,9 @@
-"""Parts: the units in which sealed buckets are stored, each deleted whole once all of its messages are handed over.
+"""Parts: the units in which sealed buckets are stored, each deleted as a whole once all its messages are staged.
 
-A bucket that a batch seals is one part, and another one if it has staged messages that repeat: their next occurrences
-are stored in a commit of their own (`state.repeats.occurrences`).
-A merged bucket has a part for each slice of due time, which the merge commits
-one by one; it is live once its marker is committed, together with the removal of the buckets that it replaces.
+A bucket that a batch seals is one part. It has another part if the batch has staged messages that repeat: their next
+occurrences are stored in a commit of their own (`state.repeats.occurrences`). A merged bucket has a part for each slice
+of due time, which the merge commits one by one. It is live once its marker is committed, together with the removal of
+the buckets that it replaces.
 
 In the table, the Delta partition column `part` has the name of a part with a prefix: the part's chunks and its metadata
 are separate Delta partitions, and so is the marker of a merged bucket. The ids of messages that were cancelled, have a
@@ -30,7 +30,7 @@ IS_MARKER = f"part LIKE '{_LIVE}%'"
 class IdRows(Enum):
     """A kind of rows that are not part of any bucket, and have the id of one message each.
 
-    The value is how the Delta partitions begin that have them.
+    The value is the prefix of their Delta partitions.
     """
 
     # Messages that were cancelled (`state.buckets.cancelled`).
@@ -61,7 +61,7 @@ def has_ids(delta_partition: str) -> bool:
 
 
 class MergeName(NamedTuple):
-    """What names a merged bucket in the table: no two merges share it, even if one was abandoned.
+    """The name of a merged bucket in the table. No two merges share it, even if one was abandoned.
 
     - `first`, `last`: the range of bucket numbers that it replaces; `last` is its own number
     - `token`: names the process that made it (`sinks.buckets.merge_commits.merge_token`)
@@ -112,7 +112,7 @@ def has_part(delta_partition: str) -> bool:
 
 
 def part_of(delta_partition: str) -> str:
-    """Return the part whose chunks or metadata a Delta partition has. Raises ValueError for any other partition."""
+    """Return the part of a Delta partition with chunks or metadata. Raises ValueError for any other partition."""
     if not has_part(delta_partition):
         raise ValueError(f"{delta_partition!r} has neither chunks nor metadata")
     return delta_partition.removeprefix(_CHUNKS).removeprefix(_METADATA)
@@ -130,7 +130,7 @@ def marker_of(part: str) -> str | None:
 
 
 def is_live(markers: Iterable[str]) -> str:
-    """Return the SQL condition that a row, which is no marker, belongs to a live part.
+    """Return the SQL condition that a row, other than a marker, belongs to a live part.
 
     `markers` are the markers that the table has. Delta decides the condition by partition alone.
     """
@@ -144,7 +144,7 @@ def is_live(markers: Iterable[str]) -> str:
 
 
 def abandoned(delta_partitions: Iterable[str]) -> set[str]:
-    """Return those of a table's Delta partitions that nothing needs: of merges that were not finished, or left nothing.
+    """Return the Delta partitions of a table that nothing needs: of merges that were not finished, or left nothing.
 
     A merged bucket without a part is a marker alone.
     """

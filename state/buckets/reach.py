@@ -1,4 +1,4 @@
-"""How far ahead of the cutoff messages are loaded, and handed over at a time, by the metadata of the live segments."""
+"""How far ahead of the cutoff messages are loaded, and staged at a time, by the metadata of the live segments."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
 
-# A load reads about one chunk too much of each bucket. So it goes on, up to two weeks ahead, until it has so many
+# A load reads about one chunk too many of each bucket. So it goes on, up to two weeks ahead, until it has so many
 # messages or bytes that this does not matter.
 _WORTH_A_LOAD = 100_000
 _WORTH_A_LOAD_BYTES = 64 * 1024 * 1024
 _MOST_AHEAD_MS = 14 * 24 * 60 * 60 * 1000
-# What is due so soon is loaded however many bytes it has: otherwise a batch would wait for its load.
+# Messages due so soon are loaded however many bytes they have. Otherwise a batch would wait for their load.
 _SOON_MS = 5_000
-# How exactly a due time is searched for, up to which messages are loaded.
+# The precision of the due time up to which messages are loaded.
 _EXACTLY_MS = 1_000
-# About a stored chunk, which is read whole.
+# About the size of a stored chunk, which is read whole.
 _LEAST_STEP_BYTES = 1024 * 1024
 
 
@@ -26,7 +26,7 @@ class Reach:
     """Chooses due times (epoch ms) up to which messages are loaded.
 
     - `ahead_ms`: how far past the cutoff to load
-    - `max_bytes`: about how many bytes may be loaded at a time. What is due within the next seconds does not count
+    - `max_bytes`: about how many bytes may be loaded at a time. Messages due within the next seconds do not count
     """
 
     catalog: SegmentCatalog
@@ -36,12 +36,12 @@ class Reach:
     def onward(self, horizon_ms: int, cutoff_ms: int, held_bytes: float) -> int:
         """Return up to which due time to load, if everything below `horizon_ms` is loaded; no less than that.
 
-        `held_bytes` is what the loaded messages take, with those that are handed over and not unloaded yet.
+        `held_bytes` is the size of the loaded messages, including messages that are staged and not unloaded yet.
         """
         end_ms = max(horizon_ms, cutoff_ms + self.ahead_ms)
         nbytes, worth = self._expected(horizon_ms, end_ms)
         if held_bytes + nbytes > self.max_bytes:
-            # In pieces of half the bytes: a piece is unloaded when it is handed over whole.
+            # In pieces of half the bytes: a piece is unloaded when all of it is staged.
             half = self.max_bytes // 2
             fitting_ms = self._fitting(horizon_ms, end_ms, half) if held_bytes <= half else horizon_ms
             return max(fitting_ms, self._soon(cutoff_ms))
@@ -108,7 +108,7 @@ class Reach:
 def due_in(segments: Iterable[Segment], start_ms: int, end_ms: int) -> tuple[float, float]:
     """Return how many messages of `segments` are due in [start_ms, end_ms), and their bytes.
 
-    The messages of each segment are taken for evenly spread.
+    The messages of each segment are assumed to be evenly spread.
     """
     messages = nbytes = 0.0
     for segment in segments:

@@ -62,7 +62,7 @@ def left_in_state(shards: int) -> ArrowFunction:
 def resealed(bucket: int, batch_settings: BatchSettings) -> ArrowFunction:
     """Return the `mapInArrow` function that seals rows of `LEFT_SCHEMA` into rows of `table_rows.STORED_SCHEMA`.
 
-    All rows of a shard must go to one task, which gets them by shard, and those of a shard in order of their keys.
+    All rows of a shard must go to one task. A task gets its rows by shard, and the rows of a shard in order of keys.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

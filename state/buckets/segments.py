@@ -1,8 +1,8 @@
 """Segments: cuts a sealed bucket, and describes each segment in metadata.
 
 Modelled on the segments of Pulsar's `DelayedIndexSnapshot`: described by bounds and message ids, so that segments that
-are not needed are never read. Unlike there, they are cut by count and bytes alone and not by time. So their number
-depends on how many messages wait, and not on how far apart these are due.
+are not needed are never read. Unlike in Pulsar, they are cut by count and bytes alone, not by time. So their number
+depends on how many messages wait, and not on how far apart they are due.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import repeats
 from state.stub import HEADER_BYTES
 
-# The shard of a segment whose messages belong to several shards, as those of a merged bucket do.
+# The shard of a segment with messages of several shards, as in a merged bucket.
 ANY_SHARD = -1
 
 
@@ -29,11 +29,11 @@ ANY_SHARD = -1
 class Segment:
     """The metadata of one segment, which `(bucket, shard, segment)` identifies.
 
-    `bucket` is the number of the batch that sealed it, counted on through all checkpoints of the application; a merged
+    `bucket` is the number of the batch that sealed it, counted on through all checkpoints of the application. A merged
     bucket has the number of the newest one in it, and its segments have the shard `ANY_SHARD`. `part` names the part
-    that stores it (`state.buckets.parts`), and `repeats` says how many of its messages repeat.
-    Instants are epoch ms, and `max_deliver_at_ms` is inclusive. The entries of
-    the message-id index are stored beside this metadata (`state.buckets.table_rows`); the driver never holds them.
+    that stores it (`state.buckets.parts`), and `repeats` says how many of its messages repeat. Instants are epoch ms,
+    and `max_deliver_at_ms` is inclusive. The entries of the message-id index are stored next to this metadata
+    (`state.buckets.table_rows`); the driver never holds them.
     """
 
     bucket: int

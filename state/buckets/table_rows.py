@@ -1,8 +1,8 @@
 """How a sealed segment is stored: its metadata and its messages as rows of one table.
 
 With one table, a single commit stores a bucket: it exists whole, with its metadata, or not at all. Messages are stored
-in chunks, as they travel, so that sealing and loading cost the JVM a few rows instead of thousands. Metadata rows are
-in separate partitions (`state.buckets.parts`), and are read without touching a message.
+in the chunks in which they travel, so that sealing and loading cost the JVM a few rows instead of thousands. Metadata
+rows are in separate partitions (`state.buckets.parts`), and are read without touching a message.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CHUNK_MESSAGES = 2_000
 # Rows are copied whole between the JVM and Python; a chunk of one message may be larger.
 CHUNK_BYTES = 1024 * 1024
 
-# With more entries in a segment's index, the metadata would be larger than the messages' ids: Roaring bitmaps of few
-# offsets that lie far apart take ten bytes an offset and more, of a thousand about three.
+# With more entries in a segment's index, the metadata would be larger than the messages' ids. A Roaring bitmap of few
+# offsets that lie far apart takes ten bytes or more for each offset, and one of a thousand offsets about three.
 _SLOTS = 16
 _MESSAGES_PER_ENTRY = 1024
 
@@ -59,12 +59,12 @@ STORED_SCHEMA = pa.schema(
         pa.field("count", pa.int64()),
         # Metadata rows only, up to the index.
         pa.field("bytes", pa.int64()),
-        # How many of the messages repeat: of segments and chunks.
+        # How many messages of the segment or chunk repeat.
         pa.field("repeats", pa.int64()),
         # Stored with the entries, since each segment has its own.
         pa.field("precision_bits", pa.int32()),
         pa.field("index_entries", _ENTRIES),
-        # Chunks of messages, and of ids (`state.buckets.id_rows`): the id of the first; with `deliver_at_ms` it is its
+        # Chunks of messages or ids (`state.buckets.id_rows`): the id of the first one. With `deliver_at_ms` it is the
         # order key.
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
@@ -139,9 +139,9 @@ def described_segment(metadata: Mapping[str, Any]) -> Segment:
 def _precision(segment: Segment, messages: pa.Table, least_bits: int) -> int:
     """Return the precision of a segment's index entries: at least `least_bits`.
 
-    There is an entry for each time slot and input partition. With `_MESSAGES_PER_ENTRY` messages to an entry on average
-    its size is that of the offsets, however far apart the messages are due. A small segment may have a few slots in any
-    case.
+    There is an entry for each time slot and input partition. With `_MESSAGES_PER_ENTRY` messages to an entry on
+    average, it is about the size of the offsets, however far apart the messages are due. A small segment may have a few
+    slots in any case.
     """
     sources = messages.select(["topic", "partition"]).group_by(["topic", "partition"]).aggregate([]).num_rows
     slots = _SLOTS + segment.count // (_MESSAGES_PER_ENTRY * sources)

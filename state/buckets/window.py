@@ -19,8 +19,8 @@ from state.message import decode_chunk, encode_chunk
 from state.order import OrderKey, key_of, keys_of
 from state.shards import by_shard
 
-# How long a chunk of the window spans at most. A batch reads a chunk if it may hold a message that is due, and where
-# few messages are due, a chunk of stored ones can span days. A chunk costs kilobytes, so a long load has longer spans.
+# The longest span of a chunk of the window. A batch reads a chunk if it may have a due message. Where few messages are
+# due, a stored chunk can span days. A chunk costs kilobytes, so a long load has longer spans.
 _SPAN_MS, _MOST_SPAN_MS = 60_000, 3_600_000
 _CHUNKS_OF_A_LOAD = 2_048
 
@@ -43,8 +43,8 @@ WINDOW_SCHEMA = pa.schema(
 def window_rows(start_ms: int, end_ms: int, shards: int, cancelled: CancelledFilter | None = None) -> ArrowFunction:
     """Return the `mapInArrow` function that yields the messages due in [start_ms, end_ms) as `WINDOW_SCHEMA`.
 
-    The input is that of `stored_messages`. `shards` is the present number of shards; a bucket may have been sealed with
-    another number.
+    The input is the same as for `stored_messages`. `shards` is the present number of shards. A bucket may have been
+    sealed with another number.
     """
 
     span_ms = min(max(_SPAN_MS, (end_ms - start_ms) * shards // _CHUNKS_OF_A_LOAD), _MOST_SPAN_MS)

@@ -29,16 +29,16 @@ from state.taken import NONE_TAKEN, Taken
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STORED)
 class DelayPolicy:
-    """What holds for the delays of an input topic, in ms.
+    """The policy of an input topic. Delays are in ms.
 
     - `default_ms`: the delay of a message without one
     - `fixed_ms`: the delay of every message, whatever its headers say; None: they decide
     - `most_ms`: the longest delay
-    - `clamps`: whether a longer delay is shortened to that; otherwise the message is rejected
+    - `clamps`: whether a longer delay is shortened to `most_ms`; otherwise the message is rejected
     - `most_waiting`: how many messages of the topic may wait; None: any number
-    - `expiry_header`: the header that says until when a message is of use; none: ""
+    - `expiry_header`: the header with the instant at which a message expires; "" without one
     - `names`: where the names of messages come from, as the policy `names` says (`state.names`)
-    - `name_mode`: what becomes of a message if another one waits under its name, as the policy says
+    - `name_mode`: the result for a message if another one waits under its name, as the policy says
     - `repeats`: whether messages may repeat, and `repeat_ms`: the shortest time between two occurrences
     """
 
@@ -54,11 +54,11 @@ class DelayPolicy:
     repeat_ms: int = 10_000
 
 
-# How many low bits of due times the index of sealed messages drops at least: 15 make time slots of 33 s. With fewer,
+# The index of sealed messages drops at least so many low bits of due times: 15 make time slots of 33 s. With fewer,
 # `delayline status` would be more exact, and a message would take more bytes of metadata.
 PRECISION_BITS = 15
-# What the own groups of the shards in a state partition take of a batch, unless it reads hundreds of input partitions
-# (`sources.intake.grouping`). A task of the state stage takes about five times as much memory.
+# How much of a batch the own groups of the shards in a state partition take, unless it reads hundreds of input
+# partitions (`sources.intake.grouping`). A task of the state stage needs about five times this memory.
 _PARTITION_BYTES = 64 * 1024 * 1024
 
 
@@ -71,7 +71,7 @@ class BatchSettings:
     - `shard_keys[s]`: the key of the own group of shard `s` (`state.group_keys`)
     - `results`: the topic of the answers to cancels
     - `dead_letter_bytes`: the largest record that the dead-letter topic takes whole
-    - `policy`: what holds for the delays of input topics that are not in `policies`
+    - `policy`: the policy of input topics that are not in `policies`
     - `presets`: the names of each input topic's presets, if it has any (`sources.intake.presets`)
     - `group_bytes`: how many bytes of a batch's arrivals a shard's own group takes (`state.group_keys`)
     - `horizon`: how far ahead of its clock a batch stages messages
@@ -110,11 +110,11 @@ class BatchSettings:
         return len(self.shard_keys)
 
     def policy_of(self, topic: str) -> DelayPolicy:
-        """Return what holds for the input topic `topic`."""
+        """Return the policy of the input topic `topic`."""
         return self.policies.get(topic, self.policy)
 
     def name_mode(self, topic: str) -> str:
-        """Return which of several messages of a name waits, of the input topic `topic` (`state.names`)."""
+        """Return which of several messages with the same name waits, for the input topic `topic` (`state.names`)."""
         return self.policy_of(topic).name_mode
 
     @property
@@ -140,7 +140,7 @@ def batch_settings_from(
     dead_letter_bytes: int = 2**63 - 1,
     input_ids: InputIds | None = None,
 ) -> BatchSettings:
-    """Return those of `settings` that decide a batch's result, for the checkpoint that began as `origin`.
+    """Return the part of `settings` that decides a batch's result, for the checkpoint that began as `origin`.
 
     `dead_letter_bytes` is the largest record that the dead-letter topic takes whole, if that is known.
     """
@@ -177,7 +177,7 @@ def batch_settings_from(
 
 
 def policy_from(policy: Policy) -> DelayPolicy:
-    """Return what a `policy` of the settings says of delays."""
+    """Return the policy of an input topic from the `policy` in the settings."""
     return DelayPolicy(
         policy.default_delay,
         policy.fixed_delay,
@@ -196,8 +196,9 @@ def policy_from(policy: Policy) -> DelayPolicy:
 class Refusal:
     """Which records a batch refuses because too many messages of their topics wait.
 
-    - `from_offsets`: the offset from which on records of an input partition are refused; none of a partition without
-    - `due_from_ms`: only messages due then or later, epoch ms: those before are handed over and do not wait
+    - `from_offsets`: the offset from which on records of an input partition are refused. A partition without an offset
+      has no refused records
+    - `due_from_ms`: only messages due then or later, epoch ms: earlier messages are staged and do not wait
     """
 
     from_offsets: Offsets = field(default_factory=dict)
@@ -209,11 +210,11 @@ NONE_REFUSED = Refusal()
 
 @dataclass(frozen=True)
 class RunningBatch:
-    """What a task knows of the batch that it runs for.
+    """The batch that a task runs for.
 
     - `batch_id`: Spark's number of the batch
     - `settings`: its settings
-    - `read_partitions`: the number of input partitions that it reads records of
+    - `read_partitions`: the number of input partitions from which it reads records
     - `transfer_rows`: how many rows Spark passes to the state function at once, and takes from it
     - `clock_ms`: its clock, epoch ms, by the offset log: a replayed batch has the same
     - `refusal`: which records it refuses; a replayed batch refuses the same
@@ -232,8 +233,8 @@ class RunningBatch:
 def is_listed(topic: str, allowed_outputs: Sequence[str]) -> bool:
     """Return whether an allow-list has `topic`, by its name or by a pattern that matches it.
 
-    No pattern matches a name with one of `INTERNAL_SUFFIXES`: it may be an internal topic of another application, which
-    a stray record would stop. Whoever means such a topic names it.
+    No pattern matches a name with one of `INTERNAL_SUFFIXES`. It may be an internal topic of another application, which
+    a stray record would stop. Such a topic must be listed by its full name.
     """
     if topic in allowed_outputs:
         return True
@@ -261,7 +262,7 @@ class SettingsHistory:
         return self.entries[later - 1][1]
 
     def amended(self, from_batch: int, batch_settings: BatchSettings, keep_from: int) -> SettingsHistory:
-        """Return the history with `batch_settings` from `from_batch` on, less what ended before batch `keep_from`."""
+        """Return the history with `batch_settings` from `from_batch` on, and without batches before `keep_from`."""
         kept = [entry for entry in self.entries if entry[0] < from_batch]
         if not kept or kept[-1][1] != batch_settings:
             kept.append((from_batch, batch_settings))
@@ -271,8 +272,8 @@ class SettingsHistory:
     def had_output(self, topic: str) -> bool:
         """Return whether batches under settings before the newest may have accepted messages for `topic`.
 
-        As far as the history goes back: at the release, earlier messages become dead letters. No message is accepted
-        for a topic whose partitions are not known.
+        This is known as far as the history goes back. At the release, earlier messages become dead letters. No message
+        is accepted for a topic without known partitions.
         """
         return any(each.allows(topic) and topic in each.partitions for _, each in self.entries[:-1])
 

@@ -1,4 +1,4 @@
-"""The format number in each file that a checkpoint keeps beside Spark's. All files share one number."""
+"""The format number in each file of Delayline in a checkpoint. All files share one number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages are handed over, computed from the markers alone. `rebuild` replaces a lost checkpoint with this."""
+"""Which messages are staged, computed from the markers alone. `rebuild` replaces a lost checkpoint with this."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _NEVER_MS = 2**63 - 1
 
 @dataclass(frozen=True)
 class HandedOver:
-    """What one checkpoint has handed over, according to the last marker of each of its shards.
+    """The messages that one checkpoint has staged, according to the last marker of each of its shards.
 
-    A shard's marker belongs to the last batch that handed over messages of the shard. Batches before the newest of all
-    markers, N, are committed. Of the shard's messages:
+    A shard's marker belongs to the last batch that staged messages of the shard. The newest batch of all markers is N.
+    Batches before N are committed. For the shard's messages this means:
 
-    - accepted before batch N and due below the previous cutoff: all are handed over
-    - due in batch N: handed over up to the last message of the shard's marker, if that is of batch N. This can be a
-      dead letter, whose due time may lie beyond the cutoff.
-    - due or accepted later: none is handed over
+    - accepted before batch N and due below the previous cutoff: all are staged
+    - due in batch N: staged up to the last message of the shard's marker, if the marker belongs to batch N. This can be
+      a dead letter, which may be due beyond the cutoff.
+    - due or accepted later: not staged
     """
 
     markers: tuple[Progress, ...]
@@ -45,7 +45,7 @@ class HandedOver:
 
     @property
     def last_batch(self) -> int:
-        """The newest batch that handed over messages; -1 if none did."""
+        """The newest batch that staged messages; -1 if none did."""
         return self.newest.batch_id
 
     @property
@@ -55,7 +55,7 @@ class HandedOver:
 
     @property
     def cutoff_ms(self) -> int:
-        """The instant from which on nothing has been handed over, epoch ms."""
+        """The instant from which on nothing is staged, epoch ms."""
         lasts = [
             min(marker.last.deliver_at_ms + 1, marker.batch.cutoff_ms)
             for marker in self.markers
@@ -65,23 +65,23 @@ class HandedOver:
 
     @property
     def overdue_ms(self) -> int:
-        """When at the latest a message is due, epoch ms, that the first batch of the next checkpoint hands over.
+        """The latest due time of messages, epoch ms, that the first batch of the next checkpoint stages.
 
-        That batch takes what is due at 0 or later, if nothing was handed over before.
+        If nothing was staged before, that batch takes messages that are due at 0 or later.
         """
         return max(0, self.cutoff_ms - 1)
 
     @property
     def whole_before_ms(self) -> int:
-        """The instant before which every shard has handed over all messages, epoch ms; 0 until the first batch is over.
+        """The instant before which every shard has staged all messages, epoch ms; 0 until the first batch is over.
 
-        A batch runs only after the previous one is committed. The newest batch itself may be handed over in part.
+        A batch runs only after the previous one is committed. The newest batch itself may be staged in part.
         """
         return max(marker.batch.previous_ms for marker in self.markers)
 
     @property
     def followed_batch(self) -> int:
-        """The newest batch whose following occurrences the markers know to be in the table; -1 if there is none."""
+        """The newest batch with following occurrences in the table, as far as the markers know; -1 without one."""
         return max(marker.followed_batch for marker in self.markers)
 
     @property
@@ -110,12 +110,12 @@ class HandedOver:
         return ends
 
     def of_input(self, messages: pa.Table) -> Mask:
-        """Return which of `messages`, accepted again from the input, are handed over.
+        """Return which of `messages`, accepted again from the input, are staged.
 
-        Messages accepted before the checkpoint began count as handed over: each was handed over or sealed by then.
+        Messages accepted before the checkpoint began count as staged: each was staged or sealed by then.
         """
         taken_over = _below(messages, self._taken_over)
-        # Its due time may be known roughly alone, as a lower bound. So a marker that stood still cannot decide.
+        # The due time may be known only roughly, as a lower bound. So a marker that stood still cannot decide.
         before = self.before_newest(messages) & _due(messages, self.newest.previous_ms)
 
         def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
@@ -132,7 +132,7 @@ class HandedOver:
         return _below(messages, self.newest.starts)
 
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
-        """Return which of `messages` of a sealed bucket are handed over, or were cancelled and would be otherwise."""
+        """Return which of `messages` of a sealed bucket are staged, or would be if they were not cancelled."""
 
         def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
             # The due time alone decides, even for a dead letter that an earlier rebuild sealed.
@@ -146,12 +146,12 @@ class HandedOver:
         """Return which of `messages` of a sealed bucket batches before the newest have taken."""
         due = messages.column("deliver_at_ms").to_numpy()
         taken_over = (due < self.origin.cutoff_ms) & (bucket < self.origin.overdue_bucket)
-        # By the newest marker of all shards. Its own stays as it is while all that would be due in the shard is
-        # cancelled, and the ids of these may be forgotten by now. Batches before had the bucket (invariant 2).
+        # By the newest marker of all shards. The shard's own marker stays the same while all messages due in the shard
+        # are cancelled, and their ids may be forgotten by now. Earlier batches had the bucket (invariant 2).
         return np.asarray(taken_over | (due < self.whole_before_ms))
 
     def by_newest(self, messages: pa.Table) -> Iterator[tuple[Progress, pa.Table]]:
-        """Yield those of `messages` whose shards have a marker of the newest batch, and that marker."""
+        """Yield each marker of the newest batch, with the `messages` of its shard."""
         shard_of_row = shards_of(messages, len(self.markers))
         for shard in np.unique(shard_of_row).tolist():
             marker = self.markers[shard]
@@ -159,9 +159,9 @@ class HandedOver:
                 yield marker, messages.filter(pa.array(shard_of_row == shard))
 
     def of_moved(self, messages: pa.Table, buckets: npt.NDArray[np.int64]) -> Mask:
-        """Return which of `messages` are handed over: each was to be by the batch that seals its one of `buckets`.
+        """Return which of `messages` are staged. `buckets` has the bucket of the batch that should stage each message.
 
-        They have the due times at which that batch was to hand them over.
+        The messages have the due times with which that batch should stage them.
         """
         newest = self.newest
 
@@ -182,29 +182,29 @@ class HandedOver:
 
 
 def restored_marker(origin: CheckpointOrigin, committed: PlannedBatch | None, input_ids: InputIds) -> Progress:
-    """Return a marker for a shard that lost its own: all is handed over until the batch `committed`, and nothing else.
+    """Return a marker for a shard that lost its own: all is staged until the batch `committed`, and nothing else.
 
     Args:
         origin: how the checkpoint began.
         committed: the last committed batch; None before the first.
         input_ids: the input topics that the offsets of `committed` belong to.
 
-    It describes no batch as it was: the span of this one reads nothing, and begins at its own cutoff. So a replay of
-    the batch, whose entry in the commit log is lost, is refused. How many messages were handed over is not known.
+    It does not describe the batch as it was: its span reads nothing, and begins at its own cutoff. So if the entry of
+    the batch in the commit log is lost, a replay of the batch is refused. The number of staged messages is not known.
     """
     if committed is None:
         return Progress(BatchSpan(origin))
     cutoffs, offsets = (committed.cutoff_ms, committed.cutoff_ms), (committed.offsets, committed.offsets)
     span = BatchSpan(origin, committed.batch_id, *cutoffs, *offsets, input_ids, committed.clock_ms)
-    # Behind each message, dead letters too, whose due time may lie beyond the cutoff.
+    # After each message, including dead letters, which may be due beyond the cutoff.
     return Progress(span, last=OrderKey(_NEVER_MS, "", 0, 0))
 
 
 def newest_checkpoint(last: Sequence[Progress | None]) -> HandedOver | None:
-    """Return what the newest checkpoint has handed over; None if a marker of it is missing.
+    """Return the messages that the newest checkpoint has staged; None if one of its markers is missing.
 
     `last` has the last marker in each partition of the progress topic. A checkpoint begins with a marker for each of
-    its shards, so the first partition always has one of the newest checkpoint.
+    its shards, so the first partition always has a marker of the newest checkpoint.
     """
     if not last or last[0] is None:
         return None

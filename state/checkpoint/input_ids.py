@@ -1,8 +1,8 @@
 """Kafka's ids of the input topics: a topic that was deleted and created again has another id, and other records.
 
-The ids of messages have only the topic's name. So a message of the new topic may have the id of an old one.
+Message ids have only the topic's name. So a message of the new topic may have the id of a message of the old topic.
 
-A topic that was read, and is not an input any more, is left out: a mark stands before its ids. Nothing records up to
+A topic that was read, and is no longer an input, is left out: a mark stands before its ids. Nothing records up to
 which offset it was read, so it cannot come back.
 """
 
@@ -21,14 +21,14 @@ def newest_ids(known: InputIds) -> dict[str, str]:
 
 
 def recreated(known: InputIds, present: Mapping[str, str]) -> list[str]:
-    """Return the topics, in order of their names, whose `present` id is not the last known one."""
+    """Return the topics, in order of their names, with a `present` id other than the last known id."""
     return sorted(topic for topic, own in present.items() if topic in known and known[topic][-1] != own)
 
 
 def with_present(known: InputIds, present: Mapping[str, str], unread: Collection[str] = ()) -> InputIds:
     """Return `known` with the `present` id of each topic as its last one.
 
-    It takes the place of the last known id of an `unread` topic: no message has that one.
+    For an `unread` topic it replaces the last known id, since no message came from the topic with that id.
     """
     newer = {topic: own for topic, own in present.items() if known.get(topic, [])[-1:] != [own]}
     before = {topic: known.get(topic, [])[: -1 if topic in unread else None] for topic in newer}
@@ -36,7 +36,7 @@ def with_present(known: InputIds, present: Mapping[str, str], unread: Collection
 
 
 def unread_topics(known: InputIds, *offsets: Offsets) -> set[str]:
-    """Return the topics of `known` that nothing was read of: each of their `offsets` is 0 or missing.
+    """Return the topics of `known` from which nothing was read: each of their `offsets` is 0 or missing.
 
     Topics that are left out were read.
     """
@@ -50,7 +50,7 @@ def left_out(known: InputIds) -> set[str]:
 
 
 def with_left_out(known: InputIds, inputs: Collection[str], *offsets: Offsets) -> InputIds:
-    """Return `known` with all topics left out that are not `inputs` and were read, by `offsets`; no others are."""
+    """Return `known` with exactly those topics left out that are not `inputs` and were read, by `offsets`."""
     left = known.keys() - unread_topics(known, *offsets) - {*inputs}
     return {topic: [*[_LEFT_OUT][: topic in left], *_ids(own)] for topic, own in known.items()}
 
@@ -61,7 +61,7 @@ def same_topic(first: InputIds, second: InputIds, topic: str) -> bool:
 
 
 def shared_ids(known: InputIds) -> list[str]:
-    """Return the topics of which two messages may have the same id: there were several topics of the name."""
+    """Return the topics in which two messages may have the same id: there were several topics of the name."""
     return sorted(topic for topic, ids in known.items() if len(_ids(ids)) > 1)
 
 

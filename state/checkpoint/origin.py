@@ -19,16 +19,16 @@ InputIds = dict[str, list[str]]
 
 @dataclass(frozen=True, config=STORED)
 class CheckpointOrigin:
-    """How a checkpoint began. Written once into the checkpoint, and again with each of its hand-over markers.
+    """How a checkpoint began. Written once into the checkpoint, and again with each of its markers.
 
-    - `offsets`: the previous checkpoint accepted all records below them, and handed over or sealed each; empty for a
-      first checkpoint
-    - `cutoff_ms`: all sealed messages due below it (epoch ms) are handed over, except in the bucket before
-      `first_bucket`: there they are overdue, and the first batch delivers them
+    - `offsets`: the previous checkpoint accepted all records below them, and staged or sealed each; empty for a first
+      checkpoint
+    - `cutoff_ms`: all sealed messages due below it (epoch ms) are staged, except in the bucket before `first_bucket`.
+      There they are overdue, and the first batch delivers them
     - `first_bucket`: batch n seals bucket `first_bucket + n`
     - `input_ids`: the input topics that `offsets` belong to
-    - `epoch`: claims of an earlier one say nothing (`state.claims`). A checkpoint that begins anew although others were
-      before it has a new one
+    - `epoch`: claims of an earlier epoch are ignored (`state.claims`). A checkpoint that does not continue an earlier
+      one has a new epoch
     """
 
     checkpoint: str
@@ -42,7 +42,7 @@ class CheckpointOrigin:
 
     @property
     def overdue_bucket(self) -> int:
-        """The bucket whose messages due below `cutoff_ms` were not handed over when the checkpoint began."""
+        """The bucket with messages due below `cutoff_ms` that were not staged when the checkpoint began."""
         return self.first_bucket - 1
 
     def bucket_of(self, batch_id: int) -> int:

@@ -1,4 +1,4 @@
-"""The marker of the hand-over: how far a shard is handed over, and what a replay must skip."""
+"""The marker of a batch: how far a shard's messages are staged, and which of them a replay must skip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey
 
-# Of each input partition (topic, number), a first offset and the one after the last.
+# For each input partition (topic, number): a first offset, and the offset after the last.
 Ranges = Mapping[tuple[str, int], tuple[int, int]]
 
 
@@ -22,15 +22,14 @@ Ranges = Mapping[tuple[str, int], tuple[int, int]]
 class BatchSpan:
     """A batch as its marker describes it: the checkpoint, the input range, its cutoff and the previous cutoff.
 
-    The batch accepted the records of the topics `input_ids` from `starts` up to `ends`; an input partition that
-    `starts` lacks begins at 0.
-    Cutoffs are epoch ms, and so are `clock_ms`, its clock, and `previous_clock_ms`, that of the batch before.
-    Occurrences that waited until before `missed_before_ms` are missed (`state.repeats.occurrences`).
-    Both of a first batch's previous
-    instants are 0. `batch_id` -1 stands for a checkpoint that has handed over nothing yet.
+    The batch accepted the records of the topics `input_ids` from `starts` up to `ends`. An input partition that
+    `starts` lacks begins at 0. `clock_ms` is the clock of the batch, and `previous_clock_ms` the clock of the batch
+    before. Clocks and cutoffs are epoch ms. Occurrences that waited until before `missed_before_ms` are missed
+    (`state.repeats.occurrences`). Both previous instants of a first batch are 0. `batch_id` -1 stands for a checkpoint
+    that has staged nothing yet.
 
-    Each transaction stores a marker, and there may be thousands of input partitions. So it has the offsets once: the
-    ends, and how many records were `read` in the partitions that had any.
+    Each transaction stores a marker, and there may be thousands of input partitions. So a marker has the offsets once:
+    the ends, and how many records were `read` in the partitions that had any.
     """
 
     origin: CheckpointOrigin
@@ -46,11 +45,11 @@ class BatchSpan:
 
     @property
     def handed_over_below_ms(self) -> int:
-        """The cutoff below which all was handed over before the batch, epoch ms: an earlier checkpoint's at first."""
+        """The cutoff below which all was staged before the batch, epoch ms: at first the previous checkpoint's."""
         return max(self.previous_ms, self.origin.cutoff_ms)
 
     def ranges(self) -> Ranges:
-        """Return the first offset and the end of each (topic, partition) that the batch reads records of."""
+        """Return the first offset and the end of each (topic, partition) from which the batch reads records."""
         return {
             (topic, int(number)): (start, end)
             for topic, own in self.ends.items()
@@ -67,7 +66,7 @@ class BatchSpan:
     @model_validator(mode="before")
     @classmethod
     def _restored(cls, stored: Any) -> Any:
-        # A span that is constructed is no dictionary, and has its starts.
+        # A span that is constructed is not a dictionary, and has its starts.
         if not isinstance(stored, dict):
             return stored
         if "starts" in stored:
@@ -90,12 +89,12 @@ class BatchSpan:
 
     @property
     def read_by_topic(self) -> dict[str, int]:
-        """How many records the batch reads of each input topic."""
+        """How many records the batch reads from each input topic."""
         return {topic: sum(read.values()) for topic, read in _difference(self.ends, self.starts).items()}
 
     @property
     def read_partitions(self) -> int:
-        """The number of input partitions that the batch reads records of."""
+        """The number of input partitions from which the batch reads records."""
         return sum(map(len, _difference(self.ends, self.starts).values()))
 
     def same_as(self, other: BatchSpan) -> bool:
@@ -126,7 +125,7 @@ class Progress:
 
     `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
     no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
-    `followed_batch` is the newest batch whose following occurrences the table had then; -1: of none.
+    `followed_batch` is the newest batch with following occurrences in the table at that time; -1 without one.
     """
 
     batch: BatchSpan
@@ -167,8 +166,8 @@ def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> Non
 def committed_messages(last: Progress | None, batch: BatchSpan) -> int:
     """Return how many messages of `batch` are committed already and must be skipped in a replay.
 
-    Raises CheckpointMismatch if a later batch was handed over, or a different one of the same number, as after an old
-    checkpoint was restored; or if a newer checkpoint of the application has taken over.
+    Raises CheckpointMismatch if a later batch was staged, or a different batch with the same number. That happens after
+    an old checkpoint was restored. Also raises it if a newer checkpoint of the application has taken over.
     """
     if last is None:
         return 0

@@ -1,7 +1,7 @@
 """Finding message ids in the metadata of sealed segments: in which segment each lies, and about when it is due.
 
-An *entry* is one of a segment's `index_entries` with what must be known of the segment, as a row of its own. Its
-offsets are plain numbers there (`ENTRY_SCHEMA`): to look for an id in a thousand bitmaps takes ten times as long.
+An *entry* is one of a segment's `index_entries` as a row of its own, with the necessary fields of the segment. Its
+offsets are plain numbers there (`ENTRY_SCHEMA`): looking for an id in a thousand bitmaps takes ten times as long.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ METADATA = (
     "part", "bucket", "deliver_at_ms", "max_deliver_at_ms", "repeats", "precision_bits", "index_entries",
 )  # fmt: skip
 _MOST_NARROW = (1 << 32) - 1
-# How many ids are searched at once, about: each takes 20 bytes meanwhile.
+# About how many ids are searched at once: each takes 20 bytes meanwhile.
 _IDS_AT_ONCE = 1_000_000
 # A flag for each of so many numbers, which stay in the processor's cache.
 _FLAGS = 1 << 20
@@ -61,9 +61,8 @@ def locating(
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the `mapInArrow` function that turns metadata rows into a row of `LOCATED_SCHEMA` for each id they have.
 
-    It passes over the segments of buckets that do not come before `before_bucket`, and those whose last message is due
-    before `from_ms` (epoch ms). The input has the columns `METADATA`; index entries of other input partitions may be
-    left out.
+    It skips the segments of buckets that do not come before `before_bucket`, and segments with all messages due before
+    `from_ms` (epoch ms). The input has the columns `METADATA`. Index entries of other input partitions may be left out.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,7 +99,7 @@ def located(entries: pa.Table, ids: Ids) -> pa.Table:
 
 
 def spans_of(places: pa.Table, most: int = 200) -> list[tuple[int, int]]:
-    """Return spans of due time, first and last (epoch ms), that have all messages at `places`: one at least.
+    """Return spans of due time, first and last (epoch ms), that have all messages at `places`, which has at least one.
 
     `places` have the columns of `LOCATED_SCHEMA`. There are `most` spans at the most, between the largest gaps.
     """
@@ -155,7 +154,7 @@ def _above_the_first(offsets: _Int64s) -> bytes:
 
 
 def offsets_of(entries: pa.Table) -> tuple[_Int64s, _Int64s]:
-    """Return the offsets of all `entries` one after the other, and how many are of each."""
+    """Return the offsets of all `entries` one after the other, and the number of offsets of each entry."""
     firsts, lasts = (entries.column(name).to_numpy() for name in ("first_offset", "last_offset"))
     stored, is_wide = entries.column("offsets").to_pylist(), lasts - firsts > _MOST_NARROW
     lengths = np.fromiter(map(len, stored), np.int64, len(stored)) // np.where(is_wide, 8, 4)
@@ -169,7 +168,7 @@ def offsets_of(entries: pa.Table) -> tuple[_Int64s, _Int64s]:
 
 def _places_of(wanted: _Int64s, offsets: _Int64s) -> _Int64s:
     """Return which of `offsets` are `wanted`, which ascend."""
-    # Nearly all are not, and a flag tells it of most of them: a binary search of each takes five times as long.
+    # Nearly all are not, and a flag shows this for most of them. A binary search for each takes five times as long.
     flags = np.zeros(_FLAGS, dtype=bool)
     flags[wanted & (_FLAGS - 1)] = True
     perhaps = np.flatnonzero(flags[offsets & (_FLAGS - 1)])

@@ -15,9 +15,9 @@ from conf.errors import BucketUnreadable
 from state.index.due_counts import Bounds, DueCounts, TimeSlot, slot_number, time_slot
 from state.index.source_pages import SourcePages
 
-# The most staged ids, apart from a share of the waiting ones: moving them into pages may rewrite all pages.
+# The most staged ids, besides a share of the waiting ones: moving them into pages may rewrite all pages.
 _MAX_STAGED = 1 << 20
-# The most ids that are counted without a page: a query after each id must not write a page for each.
+# The most ids that are counted without a page: queries after each id must not write a page for each id.
 _MAX_SINGLE = 4096
 
 _NO_FLOOR = -(1 << 63)
@@ -28,9 +28,9 @@ _Source = tuple[str, int]
 class MessageIndex:
     """The ids that wait, (topic, partition, offset), each in one time slot of 2^`precision_bits` ms.
 
-    Answers the same queries as Pulsar's TimeBucket (PR 23611), which maps slot -> source -> Roaring bitmap of offsets,
-    in fewer bytes: a source's offsets are in Roaring bitmaps, cut into pages, and beside them are the slots in offset
-    order, packed. `benchmarks/index.py` measures both.
+    Answers the same queries as Pulsar's TimeBucket (PR 23611), which maps slot -> source -> Roaring bitmap of offsets.
+    It needs fewer bytes: a source's offsets are in Roaring bitmaps, cut into pages, with the packed slots in offset
+    order next to them. `benchmarks/index.py` measures both.
 
     Ids are added as arrays, and staged until there are many or until a query. So adding takes amortised constant time,
     even with a query after each addition.
@@ -116,12 +116,12 @@ class MessageIndex:
         return self._due.between(start_ms, end_ms)
 
     def next_due(self) -> TimeSlot | None:
-        """Return the earliest slot in which an id is due, or None if none waits."""
+        """Return the earliest slot in which an id is due, or None if no id waits."""
         self._settle()
         return self._due.next_due()
 
     def forget_before(self, cutoff_ms: int) -> int:
-        """Drop the ids whose slot ends at or before `cutoff_ms`, epoch ms, and return how many those are."""
+        """Drop the ids with a slot that ends at or before `cutoff_ms`, epoch ms, and return their number."""
         self._write_pages()
         self._floor = max(self._floor, cutoff_ms >> self._due.precision_bits)
         dropped = self._due.forget_before(cutoff_ms)
@@ -170,7 +170,7 @@ class MessageIndex:
             self._due.add_instants(np.concatenate(added) << self._due.precision_bits)
 
     def _add_to_pages(self, source: _Source, offsets: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Add ids to their source's pages, and return the slots of those that were in no page."""
+        """Add ids to their source's pages, and return the slots of the ids that were in no page."""
         order = np.argsort(offsets, kind="stable")
         return self._pages.setdefault(source, SourcePages()).add(offsets[order], slots[order], self._floor)
 

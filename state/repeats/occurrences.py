@@ -1,8 +1,8 @@
-"""Occurrences of messages that repeat: what a batch stages, and which one waits then.
+"""Occurrences of messages that repeat: which of them a batch stages, and which one waits then.
 
-One occurrence of each waits at a time, in the table. The batch that stages it also stages all further ones below its
-cutoff, as far as they are not too much for one batch. The next one waits from then on (*following*). It is stored after
-all of them are staged, so a table that has it shows that they are.
+One occurrence of each message waits at a time, in the table. The batch that stages it also stages all further ones
+below its cutoff, unless they are too many for one batch. The next one waits from then on (*following*). It is stored
+after all of them are staged, so a table that has it shows that they are.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from state.order import in_order
 from state.repeats.rule import Rule
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Occurrence, Schedule
 
-# How many occurrences of a shard a batch stages, about. Their bytes are limited by `BatchSettings.group_bytes`.
+# About how many occurrences of a shard a batch stages. Their bytes are limited by `BatchSettings.group_bytes`.
 _MOST_STAGED = 100_000
-# So many bytes of them are made at once, about.
+# About how many bytes of them are made at once.
 _TOGETHER_BYTES = 16 * 1024 * 1024
 
 Ints = npt.NDArray[np.int64]
 
 
 class Predecessor(NamedTuple):
-    """A message that repeats, in whose place another may come: its occurrence that waits (epoch ms), and its rule."""
+    """A message that repeats, which another may replace: its waiting occurrence (epoch ms), and its rule."""
 
     number: int
     at_ms: int
@@ -47,7 +47,7 @@ class Predecessor(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """An occurrence that waits: its schedule, itself, and the headers that it is delivered with, but for its number.
+    """An occurrence that waits: its schedule, itself, and the headers of its delivery without the occurrence's number.
 
     It waits until `until_ms` (epoch ms), which is later than its instant if a batch had put it off.
     """
@@ -58,11 +58,11 @@ class Waiting(NamedTuple):
     until_ms: int
 
     def coming(self, span: BatchSpan) -> Iterator[Occurrence]:
-        """Yield what comes in the batch of `span` (`Schedule.coming`). Putting an occurrence off misses nothing."""
+        """Yield the occurrences that come in the batch of `span` (`Schedule.coming`). A postponed one is not missed."""
         return self.schedule.coming(self.occurrence, self.until_ms < span.missed_before_ms, span.clock_ms)
 
     def after(self, before: Predecessor | None, staged_below_ms: int) -> Waiting:
-        """Return it without the instants that are staged of the message `before`, if both have one expression.
+        """Return it without the instants that the message `before` has staged, if both have the same expression.
 
         Earlier batches have staged nothing at `staged_below_ms` (epoch ms) or later, however late `before` begins.
         """
@@ -71,14 +71,14 @@ class Waiting(NamedTuple):
             return self
         next_ms = rule.after(staged_below_ms - 1)
         at_ms = max(self.occurrence.at_ms, before.at_ms if next_ms is None else min(before.at_ms, next_ms))
-        # What ends before has no other instant.
+        # A schedule that ends before has no other instant.
         if self.schedule.until_ms is not None and at_ms > self.schedule.until_ms:
             return self
         return self._replace(occurrence=Occurrence(self.occurrence.number, at_ms), until_ms=max(self.until_ms, at_ms))
 
 
 def waiting_in(messages: pa.Table) -> list[Waiting]:
-    """Return what each of `messages` is, all of which repeat."""
+    """Return the waiting occurrence in each of `messages`, which all repeat."""
     found = []
     rows = zip(messages.column("deliver_at_ms").to_pylist(), messages.column("headers").to_pylist(), strict=True)
     for until_ms, headers in rows:
@@ -102,7 +102,7 @@ class Staged(NamedTuple):
 
 
 class Occurring(NamedTuple):
-    """What a batch makes of messages of one shard that repeat.
+    """The occurrences that a batch makes of the repeating messages of one shard.
 
     - `below_ms`: the instant before which it stages their occurrences, epoch ms, if it is lower than the cutoff
     - `following`: by row, which occurrence of a message waits then
@@ -113,7 +113,7 @@ class Occurring(NamedTuple):
     following: dict[int, Occurrence]
 
     def of_rows(self, start: int, end: int) -> Occurring:
-        """Return the same of the messages in these rows, which are counted from `start` on."""
+        """Return the same for the messages in these rows, which are counted from `start` on."""
         are_own = (self.staged.rows >= start) & (self.staged.rows < end)
         rows, numbers, dues_ms = (column[are_own] for column in self.staged)
         following = {row - start: self.following[row] for row in range(start, end) if row in self.following}
@@ -121,10 +121,10 @@ class Occurring(NamedTuple):
 
 
 def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_bytes: int) -> Occurring:
-    """Return what a batch makes of messages of which `coming` come (`Schedule.coming`), and whose bytes are `sizes`.
+    """Return which occurrences a batch makes of messages, by their `coming` ones (`Schedule.coming`) and bytes `sizes`.
 
-    It stages occurrences in order of their instants until these are `_MOST_STAGED`, or have `most_bytes`. Those of one
-    instant are staged together: one of each message at the most.
+    It stages occurrences in order of their instants until there are `_MOST_STAGED`, or until they have `most_bytes`.
+    The occurrences of one instant are staged together: at most one of each message.
     """
     next_up: list[tuple[int, int, Occurrence]] = []
     following: dict[int, Occurrence] = {}
@@ -138,7 +138,7 @@ def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_
 
     for row in range(len(coming)):
         go_on(row)
-    # A tenth of what as many objects would take.
+    # Arrays take a tenth of the memory of objects.
     rows, numbers, dues_ms, nbytes = array("q"), array("q"), array("q"), 0
     while next_up:
         at_ms, row, occurrence = next_up[0]
@@ -160,7 +160,7 @@ def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_
 def as_staged(messages: pa.Table, waiting: list[Waiting], staged: Staged) -> Iterator[pa.Table]:
     """Yield the occurrences of `messages` as they are `staged`, in delivery order, some megabytes at once.
 
-    The next ones are not due sooner: what merges them holds few at a time (`state.chunk_merge`).
+    The next ones are not due sooner, so that merging holds few of them at a time (`state.chunk_merge`).
     """
     pieces = np.cumsum(row_bytes(messages)[staged.rows]) // _TOGETHER_BYTES
     for piece in np.unique(pieces):
@@ -174,10 +174,10 @@ def as_staged(messages: pa.Table, waiting: list[Waiting], staged: Staged) -> Ite
 def as_waiting(
     messages: pa.Table, waiting: list[Waiting], occurrences: list[tuple[int, Occurrence]], from_ms: int = 0
 ) -> pa.Table:
-    """Return `occurrences` of `messages` as they wait, in delivery order. None waits until before `from_ms`, epoch ms.
+    """Return `occurrences` of `messages` as they wait, in delivery order. They wait until `from_ms` or later, epoch ms.
 
-    Below its cutoff a batch has staged everything else, and no later one looks there. No occurrence waits for less
-    long than the one before: it would count as missed.
+    Below its cutoff a batch has staged everything else, and no later batch looks there. An occurrence does not wait
+    until an earlier instant than the one before: it would count as missed.
     """
     headers, dues_ms = [], []
     for row, each in occurrences:
@@ -211,7 +211,7 @@ def _with(
 class OccurrenceRows:
     """Makes the rows of a batch (`SHARD_OUTPUT_SCHEMA`) for the messages of one shard that repeat.
 
-    It sees them twice: what is staged of each depends on all of them, and they need not fit into memory.
+    It sees them twice: the staged occurrences of each depend on all of them, and they need not fit into memory.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class OccurrenceRows:
         self._occurring: Occurring | None = None
         self._seen = 0
         self._following, self._names = [empty_messages()], [NAMED_SCHEMA.empty_table()]
-        # To ask a table for its bytes takes longer than to add it.
+        # Computing the bytes of a table takes longer than adding it.
         self._following_bytes = 0
 
     def add(self, messages: pa.Table) -> None:
@@ -244,7 +244,7 @@ class OccurrenceRows:
     def staged(self, messages: pa.Table) -> Iterator[pa.RecordBatch]:
         """Take the messages again, as they came in `add`, and yield rows of due messages for the staged occurrences.
 
-        Also rows of sealed messages for those that wait then, if they are many.
+        Also yields rows of sealed messages for the occurrences that wait then, if there are many.
         """
         own = self._decided().of_rows(self._seen, self._seen + messages.num_rows)
         self._seen += messages.num_rows
@@ -261,7 +261,7 @@ class OccurrenceRows:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of sealed messages for the occurrences that wait then, and of names.
 
-        And the instant before which occurrences are staged, if it is lower than the cutoff.
+        Also yields the instant before which occurrences are staged, if it is lower than the cutoff.
         """
         yield from self._sealed()
         names = pa.concat_tables(self._names)
@@ -285,7 +285,7 @@ class OccurrenceRows:
 
 
 def _names(messages: pa.Table, waiting: list[Waiting], own: Occurring, cutoff_ms: int) -> pa.Table:
-    # Of what waits no more, the last occurrence counts.
+    # For messages that no longer wait, the last occurrence counts.
     dues = dict(zip(own.staged.rows.tolist(), own.staged.dues_ms.tolist(), strict=True))
     dues |= {row: max(cutoff_ms, each.at_ms) for row, each in own.following.items()}
     names: list[tuple[object, ...]] = []

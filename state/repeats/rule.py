@@ -1,8 +1,8 @@
 """When something comes again: after an interval, or by a cron expression in a time zone.
 
-A cron expression names times of a clock on the wall. A time that the clock skips comes when the clock is set forward. A
-time that it shows twice comes once, at the first; but if the field of the hour is `*`, the expression goes on through
-the repeated hour. Such an expression follows the clock in both directions, as it has no time of its own to make up for.
+A cron expression names times of a wall clock. A time that the clock skips comes when the clock is set forward. A time
+that it shows twice comes once, at the first. But if the field of the hour is `*`, the expression continues through the
+repeated hour. Such an expression follows the clock in both directions, as it has no time of its own to make up for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EVERY = re.compile(r"@?every\s+(.+)", re.IGNORECASE | re.DOTALL)
 _FIELDS = re.compile(r"[0-9A-Za-z*,/#-]+(?:[ \t]+[0-9A-Za-z*,/#-]+){4,5}", re.ASCII)
 _FORMS = "an interval (every 10m, PT10M), or a cron expression of five fields, or of six that begin with seconds"
 _DAY_S, _SECOND = 86_400, timedelta(seconds=1)
-# Expressions are few, whoever publishes how many messages with them.
+# There are few expressions, however many messages are published with them.
 _KNOWN = 4_096
 
 
@@ -52,8 +52,7 @@ class Rule:
     def after(self, at_ms: int, since_ms: int | None = None) -> int | None:
         """Return the first instant after `at_ms`, which is one itself, and at or after `since_ms` (all epoch ms).
 
-        None if there is none: an expression has no further instant for fifty years, or the calendar ends. Raises
-        ZoneMissing.
+        Returns None if an expression has no further instant for fifty years, or the calendar ends. Raises ZoneMissing.
         """
         since_ms = at_ms + 1 if since_ms is None else max(since_ms, at_ms + 1)
         if self.interval_ms is not None:
@@ -63,7 +62,7 @@ class Rule:
 
     @cached_property
     def shortest_ms(self) -> int:
-        """The shortest time between two instants, in ms, but for changes of the clock: it is this or more."""
+        """The shortest time between two instants, in ms, apart from clock changes. It is this long or longer."""
         if self.interval_ms is not None:
             return self.interval_ms
         fields = CronSim(self.cron, datetime(2000, 1, 1))
@@ -71,7 +70,7 @@ class Rule:
         times = np.zeros(1, dtype=np.int64)
         for values, seconds in units:
             times = np.add.outer(times, np.array(sorted(values), dtype=np.int64) * seconds).reshape(-1)
-        # From the last of a day to the first of the next.
+        # From the last instant of a day to the first of the next.
         return int(np.diff(times, append=times[0] + _DAY_S).min()) * 1_000
 
     def __str__(self) -> str:
@@ -83,7 +82,7 @@ class Rule:
 def parse_rule(text: str, zone: str | None = None) -> Rule:
     """Return the rule that `text` writes, in the zone named `zone` (`DEFAULT_ZONE` by default).
 
-    Raises ValueError for anything else; for a zone that does not exist, or with an interval, which has none; and for an
+    Raises ValueError for anything else, for a zone that does not exist, for a zone with an interval, and for an
     expression that never comes.
     """
     if zone is not None:
@@ -118,9 +117,9 @@ def _parse_cron(text: str, zone: str) -> Rule:
 
 @lru_cache(maxsize=_KNOWN)
 def _comes(days: str) -> bool:
-    """Return whether there is any of the `days`: the last three fields of an expression, which is correct.
+    """Return whether any of the `days` exists: the last three fields of a correct expression.
 
-    The search takes milliseconds if there is none, and each record of a publisher may ask for it.
+    The search takes milliseconds if no day exists, and each record of a publisher may need it.
     """
     return next(CronSim(f"0 0 {days}", datetime(2000, 1, 1)), None) is not None
 
@@ -131,7 +130,7 @@ def _next_by_cron(rule: Rule, after_ms: int) -> int | None:
     try:
         zone = zone_named(rule.zone)
     except ValueError:
-        # It had the zone when the message was accepted. No other zone is right, and no end is.
+        # The package had the zone when the message was accepted. Another zone would be wrong, and so would an end.
         raise ZoneMissing(f"a message repeats in {rule.zone}, which tzdata {version('tzdata')} does not have") from None
     try:
         if rule.cron.split()[-4] == "*":
@@ -147,7 +146,7 @@ def _next_by_cron(rule: Rule, after_ms: int) -> int | None:
 
 
 def _next_shown(cron: str, after_ms: int, zone: ZoneInfo) -> int | None:
-    """Return the first instant after `after_ms` (epoch ms) at which the clock on the wall shows what `cron` names."""
+    """Return the first instant after `after_ms` (epoch ms) at which the wall clock shows a time that `cron` names."""
     while True:
         offset_ms = offset_at(after_ms, zone)
         found = next(CronSim(cron, wall_time(after_ms, zone)), None)

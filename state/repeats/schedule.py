@@ -1,4 +1,4 @@
-"""A rule with its limits, as it travels with the occurrence that waits, and which occurrences come."""
+"""A rule with its limits, as it travels with the waiting occurrence, and which occurrences come."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from state.repeats.rule import DEFAULT_ZONE, Rule
 
-# What a publisher writes.
+# The headers that a publisher writes.
 REPEAT_HEADER, ZONE_HEADER = "delayline-repeat", "delayline-repeat-zone"
 UNTIL_HEADER, COUNT_HEADER = "delayline-repeat-until", "delayline-repeat-count"
 MISSED_HEADER = "delayline-repeat-missed"
 REPEAT_HEADERS = (REPEAT_HEADER, ZONE_HEADER, UNTIL_HEADER, COUNT_HEADER, MISSED_HEADER)
-# What comes of missed occurrences: the first of them, each, or none.
+# Which missed occurrences come: the first of them, each, or none.
 ONE, ALL, NONE = MISSED = ("one", "all", "none")
-# The last headers of the occurrence that waits: the schedule, and the number of the occurrence, counted from 1. Its
-# instant is behind the number if it waits longer, and `next_from_ms` behind that. A delivered message has the number
-# alone.
+# The last headers of the waiting occurrence: the schedule, and the number of the occurrence, counted from 1. The number
+# is followed by the occurrence's instant if it waits longer, and then by `next_from_ms`. A delivered message has only
+# the number.
 SCHEDULE_HEADER, NUMBER_HEADER = "delayline-schedule", "delayline-occurrence"
 # How many occurrences of a cron expression are counted one by one, each by a search of its own.
 _MOST_STEPS = 10_000
@@ -37,7 +37,7 @@ class Occurrence(NamedTuple):
     next_from_ms: int | None = None
 
     def to_bytes(self, waits_until_ms: int) -> bytes:
-        """Return the value of `NUMBER_HEADER` while it waits until this instant, epoch ms: its own one, or a later."""
+        """Return the value of `NUMBER_HEADER` while it waits until this instant, epoch ms: its own or a later one."""
         if self.next_from_ms is not None:
             return b"%d %d %d" % (self.number, self.at_ms, self.next_from_ms)
         return b"%d" % self.number if waits_until_ms == self.at_ms else b"%d %d" % (self.number, self.at_ms)
@@ -53,12 +53,12 @@ class Occurrence(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule: its rule, when it ends, and what comes of missed occurrences (one of `MISSED`).
+    """A schedule: its rule, when it ends, and which missed occurrences come (one of `MISSED`).
 
-    - `until_ms`: its last instant, epoch ms, at the most; None: it has no end
-    - `count`: how many occurrences come, at the most
-    - `name`: the name that the message has (`state.names.named`), or none: b""
-    - `keeps_name`: whether it keeps that
+    - `until_ms`: the latest possible instant, epoch ms; None: it has no end
+    - `count`: how many occurrences come at most
+    - `name`: the name that the message has (`state.names.named`); b"" without a name
+    - `keeps_name`: whether it keeps the name
     """
 
     rule: Rule
@@ -69,9 +69,9 @@ class Schedule:
     keeps_name: bool = False
 
     def coming(self, first: Occurrence, is_missed: bool, clock_ms: int) -> Iterator[Occurrence]:
-        """Yield `first`, which waits, and those that come after it, in a batch with this clock (epoch ms).
+        """Yield `first`, which waits, and the occurrences after it, in a batch with this clock (epoch ms).
 
-        If the one that waits `is_missed`, so are the next ones before the clock. The very first occurrence comes in any
+        If the waiting one `is_missed`, so are the next ones before the clock. The very first occurrence comes in any
         case. Occurrences that do not come have no number.
         """
         number, at_ms, next_from_ms = first
@@ -86,9 +86,9 @@ class Schedule:
             next_ms, next_from_ms = self._after(next_ms, next_from_ms), None
 
     def later(self, first: Occurrence, from_ms: int) -> Iterator[Occurrence]:
-        """Yield what comes at `from_ms` (epoch ms) or later, if nothing is missed from `first` on.
+        """Yield the occurrences at `from_ms` (epoch ms) or later, if nothing is missed from `first` on.
 
-        The numbers of a cron expression may have a gap before it, if many occurrences are left out.
+        The numbers of a cron expression may have a gap before `from_ms`, if many occurrences are left out.
         """
         number, at_ms, _ = first
         skipped = (from_ms - at_ms) // self.rule.shortest_ms
@@ -106,7 +106,7 @@ class Schedule:
                 yield each
 
     def upcoming(self, first: Occurrence, most: int) -> list[Occurrence]:
-        """Return `first`, and what comes after it if nothing is missed: `most` at the most."""
+        """Return `first` and the occurrences after it, if nothing is missed: at most `most`."""
         return list(islice(self.coming(first, False, 0), most))
 
     def _after(self, at_ms: int, since_ms: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Time zones, always those of the package `tzdata`: a host's own may differ from another's."""
+"""Time zones, always from the package `tzdata`: the zones of one host may differ from another host's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def zone_names() -> frozenset[str]:
 
 @lru_cache(maxsize=1_024)
 def zone_named(name: str) -> ZoneInfo:
-    """Return the zone with an IANA `name`, such as `Europe/Berlin`. Raises ValueError if there is none."""
+    """Return the zone with an IANA `name`, such as `Europe/Berlin`. Raises ValueError if it does not exist."""
     if name not in zone_names():
         raise ValueError(f"{quoted(name)} is not a time zone; write its IANA name, such as Europe/Berlin")
     with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
@@ -31,7 +31,7 @@ def zone_named(name: str) -> ZoneInfo:
 
 
 def wall_time(at_ms: int, zone: ZoneInfo) -> datetime:
-    """Return what a clock on the wall shows at `at_ms` (epoch ms), to the second, without a zone.
+    """Return the time of a wall clock at `at_ms` (epoch ms), to the second, without a zone.
 
     Raises OverflowError beyond the year 9999.
     """
@@ -39,21 +39,21 @@ def wall_time(at_ms: int, zone: ZoneInfo) -> datetime:
 
 
 def instant_of(wall: datetime, zone: ZoneInfo) -> int:
-    """Return the instant (epoch ms) at which a clock on the wall shows `wall`.
+    """Return the instant (epoch ms) at which a wall clock shows `wall`.
 
-    That is the first of two. If it never shows that, it is the instant at which the clock is set forward past it.
-    Raises OverflowError at the bounds of the calendar.
+    If the clock shows it twice, the first instant counts. If it never does, the instant at which the clock is set
+    forward past it counts. Raises OverflowError at the bounds of the calendar.
     """
-    # The second of each pair is by the offset after a change of the clock. Both are the same without one.
+    # The second number uses the offset after a change of the clock. Both are the same without a change.
     first_s, second_s = (_seconds(wall, zone, fold) for fold in (0, 1))
     if second_s >= first_s:
         return first_s * 1_000
-    # Never shown: the change is after `second_s`, and at `first_s` at the latest.
+    # Never shown: the change is after `second_s`, and not later than `first_s`.
     return _change_s(second_s, first_s, zone) * 1_000
 
 
 def offset_at(at_ms: int, zone: ZoneInfo) -> int:
-    """Return how far a clock on the wall is ahead of UTC at `at_ms` (epoch ms), in ms."""
+    """Return how far a wall clock is ahead of UTC at `at_ms` (epoch ms), in ms."""
     return _offset_s(at_ms // 1_000, zone) * 1_000
 
 
@@ -63,7 +63,7 @@ def instant_with(wall: datetime, offset_ms: int) -> int:
 
 
 def next_change(after_ms: int, until_ms: int, zone: ZoneInfo) -> int | None:
-    """Return the first instant after `after_ms` and up to `until_ms` at which a clock is changed; None if none is."""
+    """Return the first instant after `after_ms` and up to `until_ms` at which a clock is changed, or None."""
     at_s, until_s = after_ms // 1_000, until_ms // 1_000
     before = _offset_s(at_s, zone)
     while at_s < until_s:
@@ -75,7 +75,7 @@ def next_change(after_ms: int, until_ms: int, zone: ZoneInfo) -> int | None:
 
 
 def _change_s(before_s: int, after_s: int, zone: ZoneInfo) -> int:
-    """Return when a clock is changed once after `before_s`, and at `after_s` at the latest, epoch s."""
+    """Return when a clock is changed, which happens once, after `before_s` and not later than `after_s`, epoch s."""
     before = _offset_s(before_s, zone)
     while after_s - before_s > 1:
         middle_s = (after_s + before_s) // 2
