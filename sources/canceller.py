@@ -32,7 +32,7 @@ _BY_KEY = -1
 
 
 class Ask(NamedTuple):
-    """A record that asks for something: where it goes, the header that asks, and that header's value as text."""
+    """A request record: its topic, key and partition, the header of the request, and the header's value as text."""
 
     topic: str
     key: bytes | None
@@ -43,13 +43,15 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an ask: the id it asked for, and what the answer says of it.
+    """The answer to a request.
 
-    `result` and `reason` are codes (`state.reasons`), and `why` is the sentence for people, if there is one.
-    `accepted` says whether the message that replaces it is accepted; None for a cancel. `name` is what an ask by a name
-    asked for; then `id` is that of the message that has it, or None. `output` is where a message went that is too late,
-    if that is known: a JSON object (`docs/publish/cancelling.md`). `occurrence` is the number of the last one of a
-    message that repeated and is cancelled; 0 if none came.
+    - `id`: the requested message. For a request by name, the message that has the name, or None
+    - `result`, `reason`: codes (`state.reasons`)
+    - `why`: the sentence for people, if there is one
+    - `accepted`: whether the message that replaces the requested one is accepted; None for a cancel
+    - `name`: the requested name, for a request by name
+    - `output`: where a message that is too late to cancel went, if known: a JSON object (`docs/publish/cancelling.md`)
+    - `occurrence`: for a cancelled message that repeated, the number of its last occurrence; 0 if none came
     """
 
     id: str | None
@@ -65,23 +67,23 @@ class Answer:
 class Canceller:
     """Asks a job to cancel messages, or to make them due at once. A context manager.
 
-    An ask goes to the partition of the message that it asks for: so the job has read that before it reads the ask.
+    A request goes to the partition of the requested message. So the job has read that message before the request.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Connect, so that no answer to a later ask is missed. Raises what `Subscriber` does."""
+        """Connect, so that no answer to a later request is missed. Raises what `Subscriber` does."""
         self._settings = settings
         self._answers = Subscriber(settings, settings.results_topic)
-        # What each ask without an answer asks for, and whether by a name, by the id of the ask.
+        # Requests without an answer, by their ids: the requested id or name, and whether it is a name.
         self._open: dict[str, tuple[str, bool]] = {}
-        # The first failure to publish an ask.
+        # The first failure to publish a request.
         self._failure: PublishFailed | RightMissing | None = None
 
     def ask(self, asks: Sequence[Ask], headers: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Publish `asks`, with `headers`, which come back with the answers.
+        """Publish the requests `asks` with `headers`, which come back with the answers.
 
         Nothing is published if an input topic does not have the partition of an id. If publishing fails in the middle,
-        `answers` raises that, after the answers to what is published.
+        `answers` raises the error, after the answers to the published requests.
 
         Raises UsageError, TopicMissing, BrokerUnreachable; PublishFailed or RightMissing if none is published.
         """
@@ -105,7 +107,7 @@ class Canceller:
                 raise UsageError(f"{ask.text!r}: {ask.topic} has no partition {ask.partition}, only 0 to {known[-1]}")
 
     def _produce(self, producer: Producer, ask: Ask, headers: Sequence[tuple[str, bytes]]) -> None:
-        """Publish an ask, unless one before it has failed."""
+        """Publish a request, unless an earlier one has failed."""
         own: list[tuple[str, str | bytes | None]] = [ask.header, *headers]
         asked = partial(self._asked, ask)
         while self._failure is None:
@@ -120,18 +122,18 @@ class Canceller:
                 self._fail(ask.topic, problem.args[0])
 
     def expect(self, replacement: str, asked: str) -> None:
-        """Wait in `answers` also for that of a message that was published to replace `asked`. Both are message ids."""
+        """Let `answers` also wait for the answer to `replacement`, a message that replaces `asked`: two message ids."""
         self._open[replacement] = asked, False
 
     def answers(self, timeout_ms: int) -> Iterator[Answer]:
-        """Yield the answer to each ask as it comes, for up to `timeout_ms` in all.
+        """Yield the answer to each request as it comes, for up to `timeout_ms` in all.
 
-        Raises PublishFailed or RightMissing at the end, if some asks could not be published.
+        Raises PublishFailed or RightMissing at the end, if some requests could not be published.
         """
         if self._open:
             for received in self._answers.records(timeout_ms=timeout_ms):
                 asked = self._open.get(received.id or "")
-                # Whoever may write to the topic can write what has the id of an ask and is no answer.
+                # Other writers to the topic can write a record that has the id of a request but is not an answer.
                 if asked is not None and (answer := _read(*asked, received)) is not None:
                     del self._open[received.id or ""]
                     yield answer
@@ -142,7 +144,7 @@ class Canceller:
 
     @property
     def unanswered(self) -> list[str]:
-        """The ids and names that were asked for, and have no answer."""
+        """The requested ids and names that have no answer."""
         return [text for text, _ in self._open.values()]
 
     def close(self) -> None:
@@ -185,11 +187,11 @@ def asks_for(
     topic: str | None = None,
     header: str = CANCEL_HEADER,
 ) -> list[Ask]:
-    """Return the asks for the messages with these `ids`, and for a cancel of what waits under each of `names`.
+    """Return the requests for the messages with these `ids`, and requests to cancel the messages with these `names`.
 
-    `header` is what is asked for the ids: `CANCEL_HEADER` or `DELIVER_NOW_HEADER`. An ask by a name goes to the
-    partition of the messages that have the name as their key. The names are those of the input topic `topic`, or else
-    of the first one. Raises UsageError for an id that does not belong to an input topic, and for a name that the job
+    `header` is the request for the ids: `CANCEL_HEADER` or `DELIVER_NOW_HEADER`. A request by name goes to the
+    partition of the messages that have the name as their key. The names belong to the input topic `topic`, by default
+    to the first one. Raises UsageError for an id that does not belong to an input topic, and for a name that the job
     would not look up.
     """
     asks = []
@@ -204,7 +206,7 @@ def asks_for(
 
 
 def _check_name(name: str, topic: str, settings: Settings) -> None:
-    """Raise UsageError for a name that has no meaning on an input topic: its ask would be a dead letter."""
+    """Raise UsageError for a name that has no meaning on an input topic: its request would be a dead letter."""
     if topic not in settings.topics.input:
         raise UsageError(f"{topic} is not in topics.input ({', '.join(settings.topics.input)})")
     policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
@@ -216,7 +218,7 @@ def _check_name(name: str, topic: str, settings: Settings) -> None:
 
 
 def place_of(text: str, settings: Settings) -> tuple[str, int, int]:
-    """Return topic, partition and offset of a message id. Raises UsageError if it is none of an input topic."""
+    """Return topic, partition and offset of a message id. Raises UsageError if it does not belong to an input topic."""
     try:
         topic, partition, offset = parse_id(text)
     except ValueError as problem:
@@ -227,7 +229,7 @@ def place_of(text: str, settings: Settings) -> tuple[str, int, int]:
 
 
 def _read(asked: str, by_name: bool, received: Received) -> Answer | None:
-    """Return the answer to an ask for `asked` that was `received`, or None if it is none."""
+    """Return `received` as the answer to a request for `asked`, or None if it is not an answer."""
     try:
         fields = json.loads(received.value or b"")
     except (ValueError, RecursionError):

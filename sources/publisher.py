@@ -51,7 +51,8 @@ class Publisher:
     ) -> None:
         """Connect, and check that the topic and partition exist.
 
-        Without a `partition`, messages go to that of the `partition_key`, and without that to those of their keys.
+        Without a `partition`, messages go to the partition that the `partition_key` chooses. Without a `partition_key`,
+        their own keys choose the partitions.
 
         Raises BrokerUnreachable, TopicMissing, RightMissing, UsageError (no such partition), SettingError, and what
         `check_contact` raises.
@@ -143,7 +144,7 @@ class Publisher:
                 raise sent
             record = sent.get(timeout=DELIVERY_TIMEOUT_MS / 1000)
         except KafkaError as error:
-            # A login that may write to no topic at all may not be idempotent either: the client has only text for that.
+            # A login without any right to write may not be idempotent either. The client has only text for this error.
             if isinstance(error, AuthorizationError) or ClusterAuthorizationFailedError.__name__ in str(error):
                 raise right_missing("Write", f"topic {self.topic}") from error
             raise PublishFailed(f"{self.topic} at {self._servers}: {type(error).__name__}: {error}") from error
@@ -161,7 +162,7 @@ class _InFlight:
         self._cancelled = False
 
     def acquire(self, size: int) -> bool:
-        """Wait until another message of `size` bytes may be sent. Returns False if none is wanted any more."""
+        """Wait until another message of `size` bytes may be sent. Returns False if sending was cancelled."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (

@@ -28,7 +28,7 @@ from state.message import DELIVER_AT_HEADER, ID_HEADER
 CONNECT_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _POLL_MESSAGES = 500
-# More than any due time has. A dead letter keeps what its publisher has set, and a longer number is no instant.
+# More digits than any due time has. A dead letter keeps its publisher's headers, and a longer number is not an instant.
 _MOST_DIGITS = 18
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Received:
     has_readable_headers: bool = True
 
     def header(self, name: str) -> bytes | None:
-        """Return the value of the last header with this name, or None if there is none."""
+        """Return the value of the last header with this name, or None without such a header."""
         # The last one: the service adds its headers after the publisher's.
         return next((value for given, value in reversed(self.headers) if given == name), None)
 
@@ -134,7 +134,7 @@ class Subscriber:
                 yield received(message, received_ms)
 
     def partitions(self, topic: str) -> list[int]:
-        """Return the numbers of a topic's partitions, in order, of any topic. No broker creates it in reply.
+        """Return the numbers of any topic's partitions, in order. Brokers do not create a missing topic for this.
 
         Raises BrokerUnreachable, TopicMissing, RightMissing.
         """

@@ -10,7 +10,8 @@ from state.dead_letter import FIRST_ID_HEADER, Headers, split_headers
 from state.message import ID_HEADER
 from state.stub import Stub, split_stub
 
-# What Python takes for a header beside its name and value, while the letter is read, changed and checked: measured.
+# The bytes that Python takes for a header in addition to its name and value, while the letter is read, changed and
+# checked: measured.
 _HEADER_BYTES = 400
 
 
@@ -19,8 +20,8 @@ class DeadLetter:
     """One record of the dead-letter topic, at `partition` and `offset` there.
 
     `topic`, `input_partition` and `input_offset` are its message id: where it was published. `headers` and
-    `timestamp_ms` (epoch ms) are those of the input record. `code` and `text` are those of the error. `stub` says what
-    the record has, if the letter is only a stub of it.
+    `timestamp_ms` (epoch ms) come from the input record. `code` and `text` describe the error. `stub` describes the
+    record if the letter is only a stub of it.
     """
 
     partition: int
@@ -43,7 +44,7 @@ class DeadLetter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of key, value and headers, about as many as they take in memory: empty headers are not free."""
+        """Bytes that key, value and headers take in memory, about: empty headers are not free."""
         headers = sum(len(name) + len(value or b"") + _HEADER_BYTES for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + headers
 
@@ -100,9 +101,9 @@ class HeaderChanges:
     def applied(self, letter: DeadLetter) -> Headers:
         """Return the headers with which `letter` is resent.
 
-        A header that is set takes the place of the first header with its name, or comes after all others. The headers
-        that the service added are removed. The last header has the first message id, which stays the same however
-        often a record is resent.
+        A header that is set replaces the first header with its name, or comes after all others. The headers that the
+        service added are removed. The last header has the first message id, which stays the same however often a record
+        is resent.
         """
         first_id = next((value for name, value in letter.headers if name == FIRST_ID_HEADER), letter.id.encode())
         changed: Headers = []

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def resend_group(application_id: str) -> str:
-    """Return the name of the consumer group whose offsets store how far the dead letters are resent."""
+    """Return the name of the consumer group that stores, as its offsets, how far the dead letters are resent."""
     return f"{application_id}-resend"
 
 
@@ -52,7 +52,7 @@ class DeadLetterReader:
         self._consumer = Consumer(options, logger=client_log(log))
 
     def positions(self) -> dict[int, ResendPosition]:
-        """Return how far each partition is resent; in a partition that has no position, nothing is.
+        """Return how far each partition is resent. In a partition without a position, nothing is.
 
         Raises BrokerUnreachable, PositionInvalid.
         """

@@ -35,7 +35,7 @@ from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
 from state.message import HEADERS
 from state.names import CANCEL_NAME_HEADER, KEEP, OFF, REPLACE
 
-# A subscriber with librdkafka sees none of a record's headers if there are more than 100,000.
+# A subscriber with librdkafka sees no headers of a record with more than 100,000.
 _MOST_HEADERS = 50_000
 
 
@@ -45,8 +45,8 @@ def accept(
     """Return all `records` as messages, in the same order, and then the requests that come with them.
 
     `records` has the columns of `sources.intake.kafka_reader`. `clock_ms` is the batch's clock, epoch ms, and
-    `refusal` what the batch refuses. A record that cannot be scheduled is addressed to the dead-letter topic, with
-    its error; as a stub if it is larger than both a message and a dead letter may be.
+    `refusal` says which records the batch refuses. A record that cannot be scheduled is addressed to the dead-letter
+    topic, with its error. It becomes a stub if it is larger than both a message and a dead letter may be.
     """
     groups = divided(records, batch_settings)
     tables = [accept_group(own, kind, batch_settings, clock_ms, refusal) for _, own, kind in groups]
@@ -59,7 +59,7 @@ def accept(
 
 
 class Kind(Enum):
-    """What records are: messages, asks by id for a cancel or for delivery at once, or asks for a cancel by name."""
+    """The kind of records: messages, requests by id for a cancel or delivery at once, or for a cancel by name."""
 
     MESSAGES = 0
     CANCELS = 1
@@ -67,15 +67,15 @@ class Kind(Enum):
     DELIVERIES = 3
 
 
-# By the header that asks, the last one counts: a record that has several is refused.
+# By the header of the request. The last one counts: a record that has several is refused.
 _BY_ID = {DELIVER_NOW_HEADER: Kind.DELIVERIES, CANCEL_HEADER: Kind.CANCELS}
 
 
 def divided(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints, pa.Table, Kind]]:
-    """Return the groups of records that are accepted together: their rows, the records, and what they are.
+    """Return the groups of records that are accepted together: their rows, the records, and their kind.
 
-    The records of each topic are accepted for themselves where topics have presets and policies of their own. There is
-    one group at the least.
+    The records of each topic are accepted separately where topics have presets and policies of their own. There is at
+    least one group.
     """
     records = records.set_column(
         records.schema.get_field_index("headers"), "headers", one_array(records.column("headers").cast(HEADERS))
@@ -94,7 +94,7 @@ def divided(records: pa.Table, batch_settings: BatchSettings) -> list[tuple[Ints
     apart = batch_settings.presets or batch_settings.policies
     for kind in (Kind.MESSAGES, Kind.CANCELS_BY_NAME):
         rows = np.flatnonzero(kinds == kind.value)
-        # A name is one of its topic.
+        # A name belongs to its topic.
         if len(rows) and (apart or kind is Kind.CANCELS_BY_NAME):
             own_topics = topics.take(pa.array(rows))
             groups += [(rows[np.asarray(pc.equal(own_topics, topic))], kind) for topic in own_topics.unique()]
@@ -127,7 +127,7 @@ def accept_group(
     envelope = Envelope(presets, headers, len(timestamps))
     repeats = Repeats(len(timestamps))
     if kind is not Kind.MESSAGES:
-        # Whatever else its headers ask for: it is answered at once.
+        # A request is answered at once, whatever its other headers say.
         deliver_at = at_once.copy()
         names, which = [batch_settings.results], np.zeros(len(timestamps), dtype=np.int64)
         if kind is not Kind.CANCELS_BY_NAME:
@@ -150,7 +150,7 @@ def accept_group(
         waits_from = np.where(repeats.rows, np.iinfo(np.int64).max, deliver_at)
         refuse_waiting(records, waits_from, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
-        # A message either replaces what it names by an id, or what has its name: so there is one request for each.
+        # A message replaces a message either by its id or by its own name, so there is one request for each.
         asked, conditions = replaced_ids(headers, records, rejections)
         given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
         if given.null_count < len(given):
@@ -212,11 +212,11 @@ def _route(
     presets: tuple[Preset, ...],
     rejections: Rejections,
 ) -> tuple[list[str], Ints]:
-    """Return output topics, and for each row which of these is its own; add errors to `rejections`."""
+    """Return output topics, and for each row the index of its topic; add errors to `rejections`."""
     topics, which = [batch_settings.output], np.zeros(count, dtype=np.int64)
 
     routed = np.zeros(count, dtype=bool)
-    # Delayline's own header goes before those that presets read.
+    # Delayline's own header takes precedence over headers that presets read.
     for name in (batch_settings.headers.deliver_to, *(preset.target for preset in presets if preset.target)):
         all_rows, all_values = headers.named(name)
         if not len(all_rows):
@@ -239,7 +239,7 @@ def _route(
 def _check_sizes(
     records: pa.Table, growth: Ints | int, batch_settings: BatchSettings, rejections: Rejections
 ) -> tuple[pa.Table, Ints]:
-    """Reject rows that are too large; return key, value and headers of all rows, and which rows are stubs: the largest.
+    """Reject rows that are too large; return key, value and headers of all rows, and which (the largest) are stubs.
 
     A message is larger than its record by `growth` bytes.
     """

@@ -1,4 +1,4 @@
-"""What records are accepted as: messages, and what the requests among them ask for."""
+"""The result of accepting records: messages, and the requests among them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from state.order import request_due_ms
 from state.repeats.occurrences import waiting_in
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER
 
-# What a row asks for, as columns behind those of messages: the id of a message as binary; the name of a message, which
-# is the own one if a message comes with the request; and the condition of that message (`state.cancel.Ask`).
+# The request of a row, in columns after the message's columns: the id of a message as binary, the name of a message,
+# and the condition (`state.cancel.Ask`). If a message comes with the request, name and condition are its own.
 ASKED, NAME, CONDITION = "asked", "name", "condition"
-# Accepted records. One that was rejected asks for nothing.
+# Accepted records. A rejected record has no request.
 ROW_SCHEMA = pa.schema([*MESSAGE_SCHEMA, (ASKED, pa.binary()), (NAME, pa.binary()), (CONDITION, pa.string())])
 
 
@@ -41,7 +41,7 @@ class Accepted(NamedTuple):
     """Accepted records.
 
     - `messages`: rows of `MESSAGE_SCHEMA`
-    - `asks`: what the requests among them ask for (`ASK_SCHEMA`)
+    - `asks`: the requests among them (`ASK_SCHEMA`)
     """
 
     messages: pa.Table
@@ -49,10 +49,10 @@ class Accepted(NamedTuple):
 
 
 def with_requests(rows: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
-    """Return `rows` (`ROW_SCHEMA`) as messages, and behind them the requests that come with messages.
+    """Return `rows` (`ROW_SCHEMA`) as messages, followed by the requests that come with messages.
 
-    Whatever is delivered lacks the headers that ask: a consumer that publishes it again means no second replacement,
-    and does not ask for an answer that nobody can give. An operator's name is for the answer alone.
+    Delivered messages do not carry the headers of requests. A consumer that publishes such a message again does not
+    mean a second replacement, or request an answer that nobody can give. An operator's name is for the answer only.
     """
     messages = rows.select(MESSAGE_SCHEMA.names)
     asks_by_id, asks_by_name = (np.asarray(rows.column(name).is_valid()) for name in (ASKED, NAME))
@@ -73,13 +73,13 @@ def with_requests(rows: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
 
 
 def _asks(rows: pa.Table) -> pa.Table:
-    """Return what each of `rows` (`ROW_SCHEMA`, but for the value) asks for, as a table of `ASK_SCHEMA`."""
+    """Return the request of each of `rows` (`ROW_SCHEMA` without the value), as a table of `ASK_SCHEMA`."""
     topics, names = (rows.column(name).to_pylist() for name in ("topic", NAME))
     hashes = [None if name is None else named(topic, name) for topic, name in zip(topics, names, strict=True)]
     is_request = ~is_message(rows)
     # Or it is the name of another message.
     has_no_name = is_request | np.asarray(rows.column(NAME).is_null())
-    # Which message has a name is looked up later.
+    # The message that has a name is looked up later.
     asked = ids_from_texts(rows.column(ASKED).fill_null(id_text(NOTHING).encode()).cast(pa.string()))
     columns = {
         **dict(zip(ID, asked.columns, strict=True)),
@@ -98,7 +98,7 @@ def _asks(rows: pa.Table) -> pa.Table:
 def _request_rows(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:
     """Return the requests that come with accepted `messages`, as messages with the same ids.
 
-    These have the columns of `ROW_SCHEMA`, but for the value.
+    `messages` has the columns of `ROW_SCHEMA` without the value.
     """
     asked, names = (one_array(messages.column(name)) for name in (ASKED, NAME))
     keys = request_keys(messages.column("topic"), asked, names)
@@ -110,7 +110,7 @@ def _request_rows(messages: pa.Table, batch_settings: BatchSettings, clock_ms: i
     count = messages.num_rows
     headers = messages.column("headers")
     if len(repeating):
-        # An answer has what the publisher sent.
+        # An answer has the headers that the publisher sent.
         headers = without_headers(one_array(headers.cast(HEADERS)), repeating, (SCHEDULE_HEADER, NUMBER_HEADER))
     partitions = np.full(count, batch_settings.partitions[batch_settings.results], dtype=np.int64)
     input_partitions = messages.column("partition").to_numpy().astype(np.int64)
@@ -127,7 +127,10 @@ def _request_rows(messages: pa.Table, batch_settings: BatchSettings, clock_ms: i
 
 
 def _have_instants(messages: pa.Table, instants_ms: Ints) -> npt.NDArray[np.bool_]:
-    """Return which of `messages`, which repeat, may come again at these instants (epoch ms), and so not a ms later."""
+    """Return which of `messages`, which all repeat, may come again at these instants (epoch ms).
+
+    These do not come again one ms later.
+    """
     found = np.zeros(len(instants_ms), dtype=bool)
     for row, (waiting, at_ms) in enumerate(zip(waiting_in(messages), instants_ms.tolist(), strict=True)):
         first_ms = waiting.occurrence.at_ms

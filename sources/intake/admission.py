@@ -1,4 +1,4 @@
-"""Refusing messages of topics of which too many wait. The job decides which (`streaming.job.inputs.admission`)."""
+"""Refusing messages of topics with too many waiting messages, as the job decides (`streaming.job.inputs.admission`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state.checkpoint.batch_settings import BatchSettings, Refusal
 def refuse_waiting(
     records: pa.Table, deliver_at: Ints, refusal: Refusal, batch_settings: BatchSettings, rejections: Rejections
 ) -> None:
-    """Reject those of `records` that the batch refuses. `deliver_at` has their due times, epoch ms."""
+    """Reject the `records` that the batch refuses. `deliver_at` has their due times, epoch ms."""
     if not refusal.from_offsets:
         return
     waits = deliver_at >= refusal.due_from_ms

@@ -14,8 +14,8 @@ from sources.intake.kafka_reader import CHUNK_SCHEMA
 def tick(spark: SparkSession, next_cutoff_ms: Callable[[], int]) -> DataFrame:
     """Return a stream of one row for each batch; its event time is the cutoff of the next batch.
 
-    The columns are those of `CHUNK_SCHEMA`, with a null chunk. `next_cutoff_ms` returns that cutoff (epoch ms) in a
-    task. It may return another one in a replay: Spark records what the last try of a batch has returned.
+    It has the columns of `CHUNK_SCHEMA`, with a null chunk. `next_cutoff_ms` returns that cutoff (epoch ms) in a task.
+    It may return another cutoff in a replay: Spark records what the last try of a batch has returned.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
-"""Records that librdkafka has consumed, as the table that `accept` needs: what Spark's reader makes of them.
+"""Records that librdkafka has consumed, as the table that `accept` needs, the same as from Spark's reader.
 
-Some records only that reader can make rows of, and they are left out: those with a header name that is not UTF-8, whose
-headers the client cannot return, and those whose timestamp Spark cannot read, which end the job. One difference cannot
-be seen here: a record with more than 100,000 headers has none for this client (`rd_kafka_message_headers`).
+Records that only Spark's reader can read are left out: the client cannot return headers if a header's name is not
+UTF-8. Records with a timestamp that Spark cannot read are left out too: these end the job. One difference cannot be
+seen here: a record with more than 100,000 headers has none for this client (`rd_kafka_message_headers`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from state.stub import digest
 
 
 def records_of(messages: Iterable[Message]) -> pa.Table:
-    """Return the records among `messages`, none of which is an error, as a table in their order.
+    """Return the records among `messages`, which must not be errors, as a table in their order.
 
     It has the columns of `sources.intake.kafka_reader.read_records`, with the same values.
     """

@@ -17,12 +17,12 @@ from sources.intake.preset_headers import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 
-# Values of a header that asks for more than one delivery, if it asks for none.
+# Values with which a header for more than one delivery has no effect.
 _ASKS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
 _ZERO_OR_LESS = r'^\s*"?\s*(0+|-[0-9]+)\s*"?\s*$'
 # Epoch ms from September 2001 to the year 2286.
 _EPOCH_MS = "^[1-9][0-9]{12}$"
-# The days that each of their months has, every year.
+# The days that exist in every year.
 _DAYS = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
 _ISO_8601 = rf"^(19[7-9][0-9]|2[0-9]{{3}})-({_DAYS})T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,3}})?Z$"
 _MS = "^[1-9][0-9]{0,14}(ms)?$"
@@ -47,8 +47,8 @@ def due_times(
     Adds errors to `rejections`. A row that `repeats` and is not decided is due by its rule.
 
     `timestamps` are the records' own (epoch ms), and `clock_ms` is the batch's clock. A record with one of Delayline's
-    headers is due by that, whatever the headers say that `presets` read. `policy` and `presets` are those of the
-    records' topic.
+    headers is due by this header, whatever the headers of `presets` say. `policy` and `presets` belong to the records'
+    topic.
     """
     rules = _Rules(batch_settings, policy, clock_ms)
     if policy.fixed_ms is not None:
@@ -73,7 +73,7 @@ def due_times(
         ScheduleHeader(known.delay_level, Meaning.LEVEL, parse_delay_level),
     )
     found = [headers.named(header.name) for header in own]
-    # Before any value is parsed: then no row has more than one, however often a header is repeated.
+    # Before any value is parsed. Afterwards no row has more than one value, however often a header is repeated.
     counts = np.bincount(np.concatenate([rows for rows, _ in found]), minlength=len(timestamps))
     names = f"{known.deliver_at}, {known.deliver_after} and {known.delay_level}"
     rejections.reject(
@@ -91,9 +91,9 @@ def due_times(
 
 
 def parse_values(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:
-    """Do what `parse_distinct` does, but parse what publishers usually write as columns.
+    """Do what `parse_distinct` does, but parse the usual forms of values as columns.
 
-    Such values are seldom repeated, and to parse them one by one took most of the time of accepting a record.
+    Such values are seldom repeated, and parsing them one by one took most of the time of accepting a record.
     """
     parsed = np.zeros(len(rows), dtype=np.int64)
     left = np.ones(len(rows), dtype=bool)
@@ -115,8 +115,8 @@ def _instants(texts: pa.Array) -> pa.Array:
     return pc.utf8_rtrim(texts, "Z").cast(pa.timestamp("ms")).cast(pa.int64())
 
 
-# Forms of values by the function that parses one of them: a pattern, all of whose matches are valid, and the function
-# for a column of these.
+# Forms of values, by the function that parses a single value. Each has a pattern that matches only valid values, and
+# the function that parses a column of them.
 _USUAL_FORMS: dict[Callable[[bytes | None], int], tuple[tuple[str, Callable[[pa.Array], pa.Array]], ...]] = {
     parse_deliver_at: ((_EPOCH_MS, _numbers), (_ISO_8601, _instants)),
     parse_deliver_after: ((_MS, _numbers),),
@@ -135,7 +135,7 @@ def _of_presets(
             all_rows, all_values = headers.named(header.name)
             has_schedule[all_rows] = True
             if header.is_appended:
-                # Headers are in the order of their records, so that the last of each is one before another's.
+                # Headers are in the order of their records, so a record's last one is followed by another record's.
                 all_rows, all_values = only(np.diff(all_rows, append=-1) != 0, all_rows, all_values)
             if header.may_yield:
                 asks = ~np.asarray(pc.match_substring_regex(all_values, _ZERO_OR_LESS).fill_null(False))
@@ -168,7 +168,7 @@ def _of_presets(
 
 @dataclass(frozen=True)
 class _Rules:
-    """What decides which due times are allowed, for a table."""
+    """The rules for the due times of a table."""
 
     batch_settings: BatchSettings
     policy: DelayPolicy
@@ -185,11 +185,11 @@ class _Rules:
     ) -> Ints:
         """Return the due time (epoch ms) of each of `rows`, and 0 for a rejected one.
 
-        `parsed` are instants (epoch ms) or delays (ms), `timestamps` are of all rows, and `asked_by` is for errors.
+        `parsed` are instants (epoch ms) or delays (ms). `timestamps` has all rows, and `asked_by` is for errors.
         """
         most_ms = self.policy.most_ms
         longest = f"the policy max_delay ({format_duration(most_ms)})"
-        # An instant is shortened to one after the later of both clocks: a record with an old stamp would be early else.
+        # An instant is clamped after the later of both clocks: otherwise a record with an old stamp would be early.
         since = np.maximum(timestamps[rows], self.clock_ms) if is_instant and self.policy.clamps else timestamps[rows]
         delays = parsed - since if is_instant else parsed
         if not is_instant:
@@ -206,7 +206,7 @@ class _Rules:
         # A rejected delay is not added: near the end of 64 bits the sum would wrap.
         allowed = since + np.where(too_long, most_ms if self.policy.clamps else 0, delays)
         due = np.where(too_long & (not self.policy.clamps), 0, allowed)
-        # By the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
+        # Checked by the job's clock too: a timestamp in microseconds lies tens of thousands of years ahead.
         ahead = due - self.clock_ms > most_ms + MOST_SKEW_MS
         if ahead.any():
             rejections.reject(

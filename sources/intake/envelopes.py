@@ -1,8 +1,8 @@
-"""Envelopes: schedulers whose messages have their own key, partition and origin in headers.
+"""Envelopes: schedulers that have a message's own key, partition and origin in headers.
 
-The publishers of such a scheduler give each schedule a key of its own, which is the message's name: the newest replaces
-the one before, and a record of another kind cancels it. What is delivered has the key and the partition that headers
-name, and headers that say where it comes from.
+The publishers of such a scheduler give each schedule a key of its own, which is the message's name. The newest message
+replaces the one before, and a record of another kind cancels it. A delivered message has the key and the partition that
+headers name, and headers that say where it comes from.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text, whole_number
 from state.message import HEADERS
 
-# What the added headers take, but for the record's key: names, the topic, and numbers.
+# The bytes of the added headers without the record's key: names, the topic, and numbers.
 _ADDED_BYTES = 512
 
 
 def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings: BatchSettings) -> Mask:
-    """Return which of `records`, of one topic that has `presets`, cancel what has their key as its name.
+    """Return which of `records`, of one topic that has `presets`, cancel the message that has their key as its name.
 
-    A record with a null value is a message all the same if Delayline's own headers, or those of another preset, say
-    when or where it shall be delivered: then a publisher of that scheduler has written it. So is any record with one of
-    Delayline's own delay headers. If the name of such a header has the wrong case, that refuses the message.
+    A record with a null value is still a message if Delayline's own headers, or headers of another preset, say when or
+    where it shall be delivered. Then a publisher of that scheduler has written it. So is any record with one of
+    Delayline's own delay headers. If the name of such a header has the wrong case, the message is refused.
     """
     cancels = np.zeros(records.num_rows, dtype=bool)
     headers: Headers | None = None
@@ -65,13 +65,13 @@ def cancels_by_key(records: pa.Table, presets: Sequence[Preset], batch_settings:
 
 
 def check_cancels(presets: Sequence[Preset], headers: Headers, by_key: Mask, rejections: Rejections) -> None:
-    """Reject those of the cancels `by_key` that are written in a version of a preset's headers that is not known."""
+    """Reject the cancels `by_key` that are written in an unknown version of a preset's headers."""
     for preset in presets:
         check_version(preset, headers, by_key & _cancel_by_header(preset, headers, len(by_key)), rejections)
 
 
 def check_version(preset: Preset, headers: Headers, own: Mask, rejections: Rejections) -> None:
-    """Reject those of the records `own`, which `preset` reads, whose version is none that is understood."""
+    """Reject the records `own`, which `preset` reads, that have a version which is not understood."""
     if preset.version is None:
         return
     name, prefix = preset.version
@@ -93,7 +93,7 @@ def _cancel_by_header(preset: Preset, headers: Headers, count: int) -> Mask:
 
 
 def _delivery_headers(own: HeaderSettings, presets: Iterable[Preset]) -> list[str]:
-    """Return the names of the headers that say when or where: Delayline's `own`, and those of `presets`."""
+    """Return the names of the headers that say when or where: Delayline's `own`, and the headers of `presets`."""
     names = [*own.delays, own.deliver_to]
     for preset in presets:
         names += [*(header.name for header in preset.schedule), *preset.refused]
@@ -102,7 +102,7 @@ def _delivery_headers(own: HeaderSettings, presets: Iterable[Preset]) -> list[st
 
 
 class Envelope:
-    """What the presets of a topic say about the key, partition and headers of what is delivered, for a table."""
+    """The keys, partitions and headers of delivered messages by the presets of a topic, for a table."""
 
     def __init__(self, presets: Sequence[Preset], headers: Headers, count: int) -> None:
         """Look for the records of each preset that has envelopes, among `count` with these `headers`."""
@@ -118,11 +118,11 @@ class Envelope:
                 own = own[~taken[own]]
                 taken[own] = True
                 self._rows.append((preset, own))
-        # Which records have their key as their name.
+        # The records that have their key as their name.
         self.named: Mask = taken
 
     def check_partitions(self, counts: Ints, rejections: Rejections) -> None:
-        """Reject the records that name a partition which their output topic does not have: of so many of `counts`."""
+        """Reject the records that name a partition which their output topic lacks. `counts` has its partition count."""
         for preset, own in self._rows:
             if not preset.partition or not len(own):
                 continue
@@ -136,7 +136,7 @@ class Envelope:
                 self._explicit = rows, np.where(wrong, 0, numbers)
 
     def growth(self, records: pa.Table) -> Ints | int:
-        """Return by how many bytes each message is larger than its record, at the most."""
+        """Return by how many bytes each message is larger than its record at most."""
         if not self.named.any():
             return 0
         growth = np.zeros(self._count, dtype=np.int64)
@@ -154,7 +154,7 @@ class Envelope:
     def opened(
         self, records: pa.Table, keys: pa.Array, headers: pa.Array, is_rejected: pa.Array
     ) -> tuple[pa.Array, pa.Array]:
-        """Return the keys and headers of what is delivered, from those of the `records`."""
+        """Return the keys and headers of delivered messages, from the `keys` and `headers` of the `records`."""
         left = ~np.asarray(is_rejected)
         for preset, of_preset in self._rows:
             own = of_preset[left[of_preset]]
@@ -166,7 +166,7 @@ class Envelope:
         return keys, headers
 
     def partitions(self, chosen: Ints, counts: Ints, is_rejected: pa.Array) -> Ints:
-        """Return the partitions of what is delivered: those `chosen` by key, but for what headers name."""
+        """Return the partitions of delivered messages: `chosen` by key, unless headers name one."""
         left = ~np.asarray(is_rejected)
         for preset, of_preset in self._rows:
             if preset.partition_key:
@@ -179,7 +179,7 @@ class Envelope:
         return chosen
 
     def _first(self, name: str, own: Ints) -> tuple[Ints, pa.Array]:
-        """Return those of the rows `own` that have the header `name`, and their first value of it: never null."""
+        """Return the rows among `own` that have a value of the header `name`, and the first value that is not null."""
         rows, values = only(np.isin(self._headers.named(name)[0], own), *self._headers.named(name))
         rows, values = only(np.asarray(values.is_valid()), rows, values)
         first, at = np.unique(rows, return_index=True)
@@ -197,7 +197,7 @@ def _partition_in(name: str):  # type: ignore[no-untyped-def]
 
 
 def _replaced(keys: pa.Array, own: Ints, rows: Ints, values: pa.Array) -> pa.Array:
-    """Return `keys` with null in the rows `own`, but for `values` in those `rows` of them."""
+    """Return `keys` with null in the rows `own`, except in `rows`, which get `values`."""
     places = np.arange(len(keys))
     places[own] = -1
     places[rows] = len(keys) + np.arange(len(rows))
@@ -206,17 +206,17 @@ def _replaced(keys: pa.Array, own: Ints, rows: Ints, values: pa.Array) -> pa.Arr
 
 
 def _with_added(headers: pa.Array, own: Ints, added: Sequence[tuple[str, Origin]], records: pa.Table) -> pa.Array:
-    """Return the lists of `headers`, in the rows `own` with headers behind that say where the `records` come from."""
+    """Return the lists of `headers`. In the rows `own`, headers are appended that say where the `records` come from."""
     if not added:
         return headers
     source = records.take(pa.array(own))
     columns = [_origin(source, what) for _, what in added]
-    # A record without a key has no header that would have it.
+    # A record without a key does not get the header for its key.
     present = np.stack([np.asarray(column.is_valid()) for column in columns], axis=1)
     flat = headers.flatten()
     lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
     ends = np.cumsum(lengths)
-    # Headers of the first row that gets any, then those of the second, ...
+    # Headers of the first row that gets any, then headers of the second row, ...
     at = np.flatnonzero(present.reshape(-1))
     names = pa.array([name for name, _ in added], pa.string()).take(pa.array(at % len(added)))
     values = pa.concat_arrays(columns).take(pa.array((at % len(added)) * len(own) + at // len(added)))
@@ -233,7 +233,7 @@ def _with_added(headers: pa.Array, own: Ints, added: Sequence[tuple[str, Origin]
 
 
 def _origin(records: pa.Table, what: Origin) -> pa.Array:
-    """Return what a header says about where each of `records` comes from, as binary."""
+    """Return the value of a header about the origin of each of `records`, as binary."""
     if what is Origin.SECONDS:
         # In whole numbers, rounded down: a publisher may choose a timestamp that no float has.
         seconds = records.column("timestamp_ms").to_numpy() // 1000

@@ -1,6 +1,6 @@
-"""Until when messages are of use: the header that the policy `expiry_header` of their input topic names.
+"""When messages expire, by the header that the policy `expiry_header` of their input topic names.
 
-What expires later, while it waits, is found by the release (`sinks.release.expiry`).
+The release finds messages that expire later, while they wait (`sinks.release.expiry`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from state.header_values import header_text, parse_instant
 
 
 def check_expiry(headers: Headers, name: str, deliver_at: Ints, rejections: Rejections) -> None:
-    """Reject the rows whose header `name` cannot be read, or names an instant before `deliver_at` (epoch ms)."""
+    """Reject the rows with a header `name` that cannot be read, or with an instant before `deliver_at` (epoch ms)."""
     rows, values = headers.single(name, BadExpiry, rejections)
 
     def instant_of(value: bytes | None) -> int:

@@ -1,7 +1,7 @@
-"""Names of headers that differ by case alone from one that has a meaning.
+"""Names of headers that differ only by case from a name that has a meaning.
 
-To Kafka they are other names. A publisher that writes `Deliver-After` means `deliver-after` all the same. So a record
-with such a name is refused: the message would go out at once otherwise.
+To Kafka they are other names. But a publisher that writes `Deliver-After` means `deliver-after`. So a record with such
+a name is refused: otherwise the message would go out at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST_HEADERS = (
 
 
 def message_headers(batch_settings: BatchSettings, policy: DelayPolicy, presets: Sequence[Preset]) -> Iterator[str]:
-    """Yield the names of all headers that a message may have with a meaning, of a topic with `policy` and `presets`."""
+    """Yield the names of all headers that have a meaning for messages of a topic with `policy` and `presets`."""
     yield from REQUEST_HEADERS
     yield from REPEAT_HEADERS
     yield batch_settings.headers.deliver_to
@@ -40,13 +40,13 @@ def message_headers(batch_settings: BatchSettings, policy: DelayPolicy, presets:
         yield from batch_settings.headers.delays
     for preset in presets:
         yield from preset.others
-        # The schedule of an envelope says that it is one.
+        # The schedule header of an envelope shows that it is one.
         if has_delays or preset.named:
             yield from preset.delays
 
 
 def check_case(headers: Headers, names: Sequence[str], rejections: Rejections) -> None:
-    """Reject the rows with a header that is none of `names`, and is one of them in another case."""
+    """Reject the rows with a header that is one of `names` only in another case."""
     distinct = headers.keys.unique()
     is_wrong = in_any_case(distinct, names) & ~np.asarray(pc.is_in(distinct, pa.array(names, pa.string())))
     if not is_wrong.any():
@@ -64,5 +64,5 @@ def check_case(headers: Headers, names: Sequence[str], rejections: Rejections) -
 
 
 def in_any_case(keys: pa.Array, names: Sequence[str]) -> Mask:
-    """Return which of `keys` are one of `names`, but for the case of a to z."""
+    """Return which of `keys` are one of `names`, ignoring the case of a to z."""
     return np.asarray(pc.is_in(pc.ascii_lower(keys), pc.ascii_lower(pa.array(names, pa.string()))))

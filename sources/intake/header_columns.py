@@ -1,4 +1,4 @@
-"""The headers of a table of records, as columns, and the rows that are rejected while these are read."""
+"""The headers of a table of records, as columns, and the rows that are rejected while the headers are read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Headers:
         return self.rows[np.asarray(mask.fill_null(False))], self.values.filter(mask)
 
     def single(self, name: str, error: type[Rejected], rejections: Rejections) -> tuple[Ints, pa.Array]:
-        """Return the same of records that have one such header. Those that have several are rejected with `error`."""
+        """Return the same for records with one such header. Records with several are rejected with `error`."""
         rows, values = self.named(name)
         # The rows ascend.
         several = rows[1:][rows[1:] == rows[:-1]]
@@ -86,7 +86,7 @@ def column_of(rows: Ints, values: pa.Array, count: int) -> pa.Array:
 
 
 def without_headers(headers: pa.Array, own: Ints, names: Sequence[str]) -> pa.Array:
-    """Return the lists of `headers`, in the rows `own` without those with one of `names`."""
+    """Return the lists of `headers`. In the rows `own`, headers with one of `names` are removed."""
     if not len(own):
         return headers
     lengths = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
@@ -112,9 +112,9 @@ def parse_choice(name: str, choices: Sequence[str], error: type[Rejected], value
 
 
 def parse_distinct(rows: Ints, values: pa.Array, parse: Callable[[bytes | None], int], rejections: Rejections) -> Ints:
-    """Parse each distinct header value once; rows whose value is not valid get 0 and are rejected.
+    """Parse each distinct header value once. Rows with an invalid value get 0 and are rejected.
 
-    The time grows with the number of values alone, however many of them are not valid.
+    The time depends only on the number of values, however many of them are invalid.
     """
     encoded = values.dictionary_encode(null_encoding="encode")
     indices = np.asarray(encoded.indices)

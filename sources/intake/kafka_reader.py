@@ -22,18 +22,19 @@ CHUNK_SCHEMA = pa.schema(
 )
 _COLUMNS = (
     *COLUMNS, "topic", "partition", "offset",
-    # Nothing that differs from batch to batch, such as the clock: Spark would write other code for each batch, and Java
-    # would compile it for a few seconds of use.
+    # Nothing here may differ from batch to batch, such as the clock. Otherwise Spark would write other code for each
+    # batch, and Java would compile it for a few seconds of use.
     "unix_millis(timestamp) AS timestamp_ms",
 )  # fmt: skip
-# Spark copies a row several times, and sorts the rows of a batch in memory that it shares out in pages. A chunk of one
+# Spark copies a row several times, and sorts the rows of a batch in memory that it allocates in pages. A chunk of one
 # message may be larger.
 _CHUNK_BYTES = 2 * 1024 * 1024
 # The Java client gives up a request for offsets after a minute (default.api.timeout.ms), and Spark repeats it. For
 # records that it knows to exist, Spark waits two minutes by default.
 _OFFSET_TIMEOUT_MS, _POLL_TIMEOUT_MS = 60_000, 120_000
-# After each poll Spark asks for the first and the last offset, and the client forgets what it has fetched beyond the
-# poll: with Java's 500 records, it would fetch one of 100 bytes many times. A fetch (1 MB) has about as many of these.
+# After each poll Spark asks for the first and the last offset, and the client forgets records that it has fetched
+# beyond the poll. With Java's 500 records, it would fetch a record of 100 bytes many times. A fetch (1 MB) has about
+# 10,000 of these.
 _POLL_RECORDS = "10000"
 
 
@@ -52,7 +53,7 @@ def read_records(
         spark: the session of the query
         options: options of the Java client, without the prefix `kafka.`
         topics: the input topics
-        first_records: the most records of the first batch, and of others while nothing changes that
+        first_records: the most records of the first batch, and of later ones until this is changed
         starts: the first offset of every partition, for a query without batches; empty: the beginning
         outage_limit_ms: how long to wait for brokers that do not answer; it may be a little longer
         skip_expired: whether to go on after records that were deleted unread; otherwise the query ends
@@ -99,10 +100,10 @@ def accepting(
 
     Records that forwarders have taken are left out before anything of them is parsed.
 
-    Requests are messages as well. What they ask for follows in chunks of its own (`sources.intake.request_grouping`).
+    Requests are messages as well. Their contents follow in separate chunks (`sources.intake.request_grouping`).
 
-    A chunk's event time is null: only the clock may move the watermark, and Spark drops a stateful row whose event
-    time is behind it.
+    A chunk's event time is null: only the clock may move the watermark, and Spark drops a stateful row with an event
+    time behind it.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

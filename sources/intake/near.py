@@ -1,8 +1,8 @@
-"""Accepting what is due soon, by the rules of `accept`: what a forwarder takes, past the batches.
+"""Accepting messages that are due soon, by the rules of `accept`: a forwarder takes them past the batches.
 
-A forwarder takes messages that nothing but themselves decides. All else is left to the batches: requests, messages that
-replace others, have names or repeat, and dead letters, which may be stubs. So are messages that are due later. No
-policy makes a message that is due soon depend on others: `max_waiting` refuses only what waits.
+A forwarder takes messages that do not depend on other messages. All others are left to the batches: requests, messages
+that replace others, have names or repeat, and dead letters, which may be stubs. So are messages that are due later. No
+policy makes a message that is due soon depend on others: `max_waiting` refuses only messages that wait.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from state.message import MESSAGE_SCHEMA, empty_messages
 
 
 class Near(NamedTuple):
-    """What a forwarder takes of a table of records, and what it leaves.
+    """The messages that a forwarder takes from a table of records.
 
-    - `messages`: what it takes, as `MESSAGE_SCHEMA`, in no order
-    - `is_urgent`: whether it leaves more than messages that are due later
+    - `messages`: these messages, as `MESSAGE_SCHEMA`, in no order
+    - `is_urgent`: whether it leaves other records than messages that are due later
     """
 
     messages: pa.Table
@@ -32,7 +32,7 @@ class Near(NamedTuple):
 
 
 def accept_near(records: pa.Table, batch_settings: BatchSettings, clock_ms: int, before_ms: int) -> Near:
-    """Accept those of `records` that are plain messages and due before `before_ms` (epoch ms).
+    """Accept the `records` that are plain messages and due before `before_ms` (epoch ms).
 
     `records` has the columns of `sources.intake.kafka_reader`, and `clock_ms` is the forwarder's clock, epoch ms.
     """

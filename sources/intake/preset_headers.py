@@ -1,4 +1,4 @@
-"""What a preset is: the headers of one scheduler's publishers, and what each of them says."""
+"""The parts of a preset: the headers of one scheduler's publishers, and their meanings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from state.repeats.schedule import Schedule
 
 
 class Meaning(Enum):
-    """What the number in a header is: an instant (epoch ms), a delay (ms), or a delay level."""
+    """The meaning of the number in a header: an instant (epoch ms), a delay (ms), or a delay level."""
 
     INSTANT = "instant"
     DELAY = "delay"
@@ -21,9 +21,9 @@ class Meaning(Enum):
 class ScheduleHeader:
     """A header that says when. `parse` returns the number of its `meaning`, or raises Rejected.
 
-    - `is_appended`: whether a record may have it any number of times, of which the last counts; else, once
-    - `may_yield`: whether 0 or less asks for nothing, and lets the headers behind it decide
-    - `may_repeat`: whether a message that repeats has it too, and it says something else then
+    - `is_appended`: whether a record may have it any number of times, and the last counts; otherwise only once
+    - `may_yield`: whether 0 or less has no effect, and lets the headers after it decide
+    - `may_repeat`: whether a message that repeats has it too, with another meaning
     """
 
     name: str
@@ -35,7 +35,7 @@ class ScheduleHeader:
 
 
 class Origin(Enum):
-    """What a header says about the record that was published; but for `SECONDS`, the name of its column."""
+    """The property of the published record that a header has: the name of a column, except for `SECONDS`."""
 
     KEY = "key"
     TOPIC = "topic"
@@ -47,9 +47,9 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class Repeat:
-    """The headers that make a message repeat: what is kept of it is without them.
+    """The headers that make a message repeat. The message is kept without them.
 
-    `parse` returns the schedule that their values write, or None if they write none; it raises ValueError.
+    `parse` returns the schedule in their values, or None if they have no schedule. It raises ValueError.
     """
 
     headers: tuple[str, ...]
@@ -60,22 +60,22 @@ class Repeat:
 class Preset:
     """The headers of one scheduler's publishers.
 
-    - `schedule`: those that say when; of several in one record the first of these counts, as in that scheduler
-    - `target`: the one that names the output topic
-    - `refused`: those that ask for what Delayline does not do: more than one delivery, or that of another message.
-      Empty, or "0", they ask for nothing
-    - `repeat`: those that ask for more than one delivery, where the policy `repeats` allows it
-    - `refused_with_schedule`: those that do so in a record that has one of `schedule`
-    - `version`: a header, and how its value begins in all versions that are understood
+    - `schedule`: the headers that say when; if a record has several, the first of these counts, as in that scheduler
+    - `target`: the header that names the output topic
+    - `refused`: the headers for features that Delayline does not have: more than one delivery, or delivery of another
+      message. An empty value, or "0", has no effect
+    - `repeat`: the headers for more than one delivery, where the policy `repeats` allows it
+    - `refused_with_schedule`: the headers that are refused in a record that has one of `schedule`
+    - `version`: a header, and the prefix of its value in all versions that are understood
 
-    Of schedulers whose messages come in an envelope (`sources.intake.envelopes`), which are `named` by their keys:
+    For schedulers with messages in an envelope (`sources.intake.envelopes`), which are `named` by their keys:
 
-    - `key`, `partition`, `partition_key`: the headers with the key and the partition of what is delivered, or with the
-      key that chooses the partition
-    - `origin`: the headers that are added to what is delivered, and what they say
-    - `replaces_origin`: whether they take the place of those that the record has from an earlier delivery
-    - `cancels_by_null_value`: whether a record with a null value cancels what has its key
-    - `cancel_header`: a header, and the values of it by which a record does so
+    - `key`, `partition`, `partition_key`: the headers with the key and the partition of the delivered message, or with
+      the key that chooses the partition
+    - `origin`: the headers that are added to the delivered message, and their meanings
+    - `replaces_origin`: whether they replace the same headers that the record has from an earlier delivery
+    - `cancels_by_null_value`: whether a record with a null value cancels the message with its key
+    - `cancel_header`: a header, and its values by which a record does so
     """
 
     name: str
@@ -96,7 +96,7 @@ class Preset:
 
     @property
     def delays(self) -> tuple[str, ...]:
-        """The names of the headers that say when, or ask for more than one delivery."""
+        """The names of the headers that say when, or that request more than one delivery."""
         repeat = () if self.repeat is None else self.repeat.headers
         own = (header.name for header in self.schedule)
         return tuple(dict.fromkeys((*own, *self.refused, *self.refused_with_schedule, *repeat)))

@@ -1,4 +1,4 @@
-"""Presets: what the publishers of other schedulers write into headers to say when and where.
+"""Presets: the headers in which publishers of other schedulers say when and where.
 
 An input topic has a preset by the settings (`[presets]`). The headers that a preset reads are delivered unchanged.
 Facts about each: its own documents, named in docs/publish/coming-from/.
@@ -18,9 +18,9 @@ from state.header_values import MAX_INSTANT_MS, MOST_TEXT_BYTES, header_text, pa
 from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Schedule
 
-# Perhaps in quotes, as `header_text` allows. Blanks are matched in one way alone, which takes linear time.
+# Perhaps in quotes, as `header_text` allows. Blanks are matched in only one way, which takes linear time.
 _NEGATIVE = re.compile(rb'\s*(?:"\s*)?-[0-9]+\s*(?:"\s*)?')
-# What a step begins with that leaves something out.
+# The beginning of a step that leaves something out.
 _STAR_OF_STEP = re.compile(r"\*(?=/(?!0*1(?:,|$)))")
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -36,7 +36,7 @@ def _number(name: str, unit_ms: int = 1) -> Callable[[bytes | None], int]:
 
 
 def _delay(name: str, unit_ms: int = 1, may_yield: bool = False) -> ScheduleHeader:
-    """Return a header with a delay in units of `unit_ms`. A negative one has passed, and is none."""
+    """Return a header with a delay in units of `unit_ms`. A negative delay has passed, and counts as 0."""
     parse = _number(name, unit_ms)
 
     def parse_delay(value: bytes | None) -> int:
@@ -98,9 +98,9 @@ def _nats_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:
 
 
 def _nats_cron(text: str) -> str:
-    """Return a cron expression of NATS as others write it: there `?` is `*`, and a step restricts a day field.
+    """Return a cron expression of NATS as others write it: in NATS `?` is `*`, and a step restricts a day field.
 
-    `*/2` does not elsewhere: both day fields would have to match then, not either.
+    Elsewhere `*/2` does not: then both day fields would have to match, not either of them.
     """
     fields = text.replace("?", "*").split()
     if len(fields) == 6 and "*" not in (fields[3], fields[5]):
@@ -137,7 +137,7 @@ _BY_NAME = {
                 _instant("_AMQ_SCHED_DELIVERY", may_yield=True),
                 _instant("AMQ_SCHEDULED_TIME", may_yield=True),
                 _delay("AMQ_SCHEDULED_DELAY", may_yield=True),
-                # The time between deliveries, of which the first comes after one of them if there is no delay.
+                # The time between deliveries. Without a delay, the first one comes after this time.
                 _delay("AMQ_SCHEDULED_PERIOD"),
             ),
             refused=("AMQ_SCHEDULED_CRON",),
@@ -207,7 +207,7 @@ _BY_NAME = {
         ),
         Preset(
             "spring-retry",
-            # Each retry of a record adds one, behind those of the retries before.
+            # Each retry of a record adds one, after the headers of earlier retries.
             (ScheduleHeader("retry_topic-backoff-timestamp", Meaning.INSTANT, _big_endian_ms, is_appended=True),),
         ),
     )

@@ -1,4 +1,4 @@
-"""Accepting messages that repeat: their rules, when the first occurrence is due, and the headers that it waits with."""
+"""Accepting messages that repeat: their rules, the due time of the first occurrence, and the headers while it waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OFF = f"{REPEAT_HEADER} has no meaning on this topic: the policy repeats is off
 class Repeats:
     """The messages of a table that repeat, by row: their schedules, still without names.
 
-    `left_out` are the names of headers that these messages are kept without.
+    `left_out` are the names of headers that are removed from these messages.
     """
 
     count: int
@@ -72,8 +72,8 @@ class Repeats:
     ) -> Ints:
         """Return `dues`, with the instant of the first occurrence for each message that repeats, epoch ms.
 
-        By an interval that is when the message is due, or an interval after its timestamp if no header or policy has
-        `decided` that. By a cron expression it is the first instant then or later, or else after the timestamp.
+        With an interval, this is when the message is due, or an interval after its timestamp if no header or policy has
+        `decided` that. With a cron expression, it is the first instant then or later, or else after the timestamp.
         """
         dues = dues.copy()
         for row, schedule in self.schedules.items():
@@ -90,7 +90,7 @@ class Repeats:
     def kept_headers(
         self, all_headers: pa.Array, topic: str, names: pa.Array, keeps_names: bool, rejected: Mapping[int, Rejected]
     ) -> tuple[pa.Array, Ints]:
-        """Return the headers of all rows, those of schedules as they wait, and which rows these are.
+        """Return the headers of all rows, with the headers of schedules as they wait, and the rows with schedules.
 
         `names` has the name of each message on the input `topic`, or null.
         """
@@ -119,7 +119,7 @@ class Repeats:
 def find_repeats(
     headers: Headers, count: int, policy: DelayPolicy, presets: Sequence[Preset], rejections: Rejections
 ) -> Repeats:
-    """Return which of `count` records repeat, by Delayline's headers or else those that `presets` read."""
+    """Return which of `count` records repeat, by Delayline's headers or else the headers of `presets`."""
     found = Repeats(count)
     if {*REPEAT_HEADERS} & headers.names:
         _own(found, headers, policy, rejections)
@@ -135,7 +135,7 @@ def find_repeats(
 
 
 def parse_schedule(values: Mapping[str, bytes | None]) -> Schedule:
-    """Return the schedule that the values of `REPEAT_HEADERS` write. Raises BadRepeat."""
+    """Return the schedule in the values of `REPEAT_HEADERS`. Raises BadRepeat."""
     if REPEAT_HEADER not in values:
         raise BadRepeat(f"{next(iter(values))} has no meaning without {REPEAT_HEADER}")
     at = REPEAT_HEADER
@@ -232,7 +232,7 @@ def _allowed(schedule: Schedule, policy: DelayPolicy) -> Schedule:
 def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, policy: DelayPolicy, clock_ms: int) -> int:
     """Return the instant of the first occurrence, epoch ms. `start_ms` is when the message is due, if that is decided.
 
-    Raises BadRepeat if there is none, BadTimestamp and DelayTooLong.
+    Raises BadRepeat without an occurrence, BadTimestamp and DelayTooLong.
     """
     rule, most_ms = schedule.rule, policy.most_ms
     longest = format_duration(most_ms)
@@ -248,7 +248,7 @@ def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, polic
         raise BadRepeat(f"{rule} has no occurrence before it ends")
     if schedule.missed == ALL and _has_more_before(schedule, first_ms, published_ms):
         raise BadRepeat(f"more than {_MOST_BEFORE} occurrences of {rule} lie before the record's timestamp")
-    # What a policy has shortened is no reason to refuse: an expression's first instant may come a little later.
+    # A delay that a policy has shortened is not refused: an expression's first instant may come a little later.
     from_ms, latest_ms = published_ms, clock_ms + MOST_SKEW_MS
     if policy.clamps and start_ms is not None:
         from_ms, latest_ms = max(published_ms, start_ms), max(latest_ms, start_ms)
@@ -261,6 +261,6 @@ def _has_more_before(schedule: Schedule, first_ms: int, published_ms: int) -> bo
     """Return whether more than `_MOST_BEFORE` occurrences from `first_ms` on come before `published_ms` (epoch ms)."""
     if (published_ms - first_ms) // schedule.rule.shortest_ms < _MOST_BEFORE:
         return False
-    # The instants of a yearly rule lie far behind that: searching for many of them takes long.
+    # The instants of a yearly rule lie far behind that. Searching for many of them takes long.
     before = takewhile(lambda each: each.at_ms < published_ms, schedule.coming(Occurrence(1, first_ms), False, 0))
     return sum(1 for _ in islice(before, _MOST_BEFORE + 1)) > _MOST_BEFORE

@@ -18,7 +18,7 @@ from state.message_ids import ids_from_texts
 def replaced_ids(headers: Headers, records: pa.Table, rejections: Rejections) -> tuple[pa.Array, pa.Array]:
     """Return the id of the message that each of `records` replaces, as binary, and on which condition; null for others.
 
-    Those that cannot be followed in this are rejected.
+    Records with an invalid id or condition are rejected.
     """
     if not len(headers.named(REPLACES_HEADER)[0]):
         return pa.nulls(records.num_rows, pa.binary()), pa.nulls(records.num_rows, pa.string())
@@ -26,7 +26,7 @@ def replaced_ids(headers: Headers, records: pa.Table, rejections: Rejections) ->
     conditions = _conditions(headers, records.num_rows, rejections)
     rows = np.flatnonzero(np.asarray(pc.is_valid(keys)))
     asked, own = ids_from_texts(keys.take(pa.array(rows)).cast(pa.string())), records.take(pa.array(rows))
-    # The id of a message that was published is lower. Of itself nothing would be left.
+    # The id of a published message is lower. A message that replaced itself would be lost.
     comes_later = np.asarray(pc.greater_equal(asked.column("offset"), own.column("offset")))
     for name in ("topic", "partition"):
         comes_later &= np.asarray(pc.equal(asked.column(name), own.column(name)))
@@ -37,9 +37,9 @@ def replaced_ids(headers: Headers, records: pa.Table, rejections: Rejections) ->
 
 
 def _conditions(headers: Headers, count: int, rejections: Rejections) -> pa.Array:
-    """Return the condition of each record that replaces another: the default where it has none or a rejected one."""
+    """Return the condition of each record that replaces another: the default if it is missing or rejected."""
     replacing, _ = headers.named(REPLACES_HEADER)
-    # On other records, the header says nothing.
+    # On other records, the header has no meaning.
     own = np.isin(headers.rows, replacing)
     headers = Headers(headers.rows[own], *(each.filter(pa.array(own)) for each in (headers.keys, headers.values)))
     rows, values = headers.single(CONDITION_HEADER, BadReplaces, rejections)

@@ -1,13 +1,13 @@
 """Choosing the groups of the state stage that get the requests of a batch.
 
-A request says what it asks for once, to one group. If it comes with a message, that is the group of the message's
+The contents of a request go to one group. If the request comes with a message, that is the group of the message's
 shard, which must not keep the message. Otherwise any group will do, since it only passes the request on.
 
-Which shard has a message does not follow from its id: the output partition depends on the key and the headers of its
-record. So each shard gets the ids that are asked for, but these alone, as bitmaps. No shard gets the ids of messages
-that forwarders have taken, or of messages that have a name: no mutable bucket has these.
+The shard of a message does not follow from its id: the output partition depends on the key and the headers of its
+record. So each shard gets the requested ids, and only these, as bitmaps. No shard gets the ids of messages that
+forwarders have taken, or of messages that have a name: no mutable bucket has these.
 
-Pure. What is chosen does not depend on how Spark cuts the records into tables, as far as a decision can tell.
+Pure. The choice does not depend on how Spark cuts the records into tables, as far as a decision can tell.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RequestGrouping:
         self._asked: list[pa.Table] = []
 
     def divide(self, accepted: Accepted) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the key of each group that passes some of the requests on, and what they ask for (`ASK_SCHEMA`)."""
+        """Yield the key of each group that passes some of the requests on, and these requests (`ASK_SCHEMA`)."""
         asks, settings = accepted.asks, self._batch.settings
         if not asks.num_rows:
             return
@@ -51,9 +51,9 @@ class RequestGrouping:
             yield settings.shard_keys[shard], asks.filter(pa.array(shards == shard))
 
     def ids(self) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the key of each shard's own group, and the ids that are asked for (`BITMAPS_SCHEMA`), if there are any.
+        """Yield the key of each shard's own group, and the requested ids (`BITMAPS_SCHEMA`), if there are any.
 
-        Call it once, behind all records.
+        Call it once, after all records.
         """
         ids = pa.concat_tables(map(self._ids_that, (False, True)))
         if ids.num_rows:
@@ -61,7 +61,7 @@ class RequestGrouping:
                 yield key, ids
 
     def _ids_that(self, delivers: bool) -> pa.Table:
-        """Return the ids that are asked for (`BITMAPS_SCHEMA`), by asks that want to deliver them at once or not."""
+        """Return the requested ids (`BITMAPS_SCHEMA`), either to deliver them at once or to cancel them."""
         taken = self._batch.taken.offsets
         wanted = pc.equal(pc.field("delivers"), delivers)
         asked = bitmaps_of(each.filter(wanted) for each in self._asked)

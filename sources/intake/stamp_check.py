@@ -1,4 +1,4 @@
-"""Finding input records whose timestamp Spark cannot read: Kafka accepts any 64-bit number of milliseconds."""
+"""Finding input records with a timestamp that Spark cannot read: Kafka accepts any 64-bit number of milliseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 60.0
 _POLL_MESSAGES = 10_000
 _POLL_S = 0.5
-# So many finds say as much as all do: a publisher that stamps in nanoseconds fills whole batches with them.
+# More finds would not tell more: a publisher that stamps in nanoseconds fills whole batches with such records.
 MOST_FOUND = 1_000
 
 _Offsets = Mapping[str, Mapping[str, int]]
@@ -51,7 +51,7 @@ def unreadable_records(
     """Return the unreadable records from `starts` up to `ends`. A partition that `starts` lacks begins at 0.
 
     It stops after `most_found` of them, and after `timeout_s`. Raises BrokerUnreachable if it has found no such record
-    by then and has not read all, or if the range cannot be read; RightMissing.
+    by then and has not read all records, or if the range cannot be read. Raises RightMissing.
     """
     unread = {
         (topic, int(number)): end

@@ -1,8 +1,8 @@
-"""Putting a stub in the place of a record that is too large to be carried (`state.stub`): pure, on Arrow tables.
+"""Replacing a record that is too large to be carried by a stub (`state.stub`): pure, on Arrow tables.
 
-And marking a whole dead letter that would look like one.
+Also marks a whole dead letter that would look like a stub.
 
-A key or a value above `MOST_MESSAGE_BYTES` does not even leave the JVM: the reader's expressions (`COLUMNS`) leave it
+A key or a value above `MOST_MESSAGE_BYTES` does not even leave the JVM. The reader's expressions (`COLUMNS`) leave it
 out, and give its length and hash in columns of their own.
 """
 
@@ -20,7 +20,7 @@ from state.stub import HEADER_BYTES, STUB_HEADER, WHOLE, Stub, digest, headers_l
 
 Ints = npt.NDArray[np.int64]
 
-# SQL expressions for the columns of a record whose size a publisher chooses.
+# SQL expressions for the columns of a record for which a publisher chooses the size.
 COLUMNS = (
     f"IF(length(key) <= {MOST_MESSAGE_BYTES}, key, NULL) AS key",
     "length(key) AS key_bytes",
@@ -51,7 +51,7 @@ def header_counts(records: pa.Table) -> Ints:
 
 
 def with_stubs(records: pa.Table, rows: Ints) -> pa.Table:
-    """Return key, value and headers of `records`, with those of a stub in each of `rows`."""
+    """Return key, value and headers of `records`, with a stub's key, value and headers in each of `rows`."""
     return _replaced(
         records.select(["key", "value", "headers"]), rows, [_stub(records.slice(row, 1)) for row in rows.tolist()]
     )

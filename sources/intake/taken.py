@@ -13,12 +13,12 @@ from state.taken import Taken
 
 log = logging.getLogger(__name__)
 
-# A record with more headers has none for librdkafka, and does not differ from one that has none.
+# librdkafka returns no headers of a record with more headers, so the record looks like one without headers.
 _MOST_HEADERS_READ = 100_000
 
 
 def left_to_batch(records: pa.Table, taken: Taken) -> pa.Table:
-    """Return `records` without those that are `taken`. The columns are those of `sources.intake.kafka_reader`."""
+    """Return `records` without the records that are `taken`. The columns are as in `sources.intake.kafka_reader`."""
     if not taken.offsets:
         return records
     left = np.ones(records.num_rows, dtype=bool)
