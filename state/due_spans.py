@@ -34,7 +34,7 @@ _EDGES_MS = np.array(
 
 
 class DueRun(NamedTuple):
-    """So many messages are due from `first_ms` to `last_ms` (epoch ms, inclusive), the first and the last then."""
+    """A number of messages. The first is due at `first_ms`, and the last at `last_ms` (epoch ms)."""
 
     first_ms: int
     last_ms: int
@@ -58,5 +58,5 @@ def encode_runs(runs: list[DueRun]) -> bytes:
 
 
 def decode_runs(encoded: bytes) -> list[DueRun]:
-    """Return the runs of which `encode_runs` has returned `encoded`."""
+    """Return the runs that `encode_runs` has encoded."""
     return [DueRun(*run) for run in np.frombuffer(encoded, dtype=np.int64).reshape(-1, 3).tolist()]

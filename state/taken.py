@@ -1,4 +1,4 @@
-"""Which of the records that a batch reads forwarders have taken (`state.claims`): what its tasks are told."""
+"""The records of a batch that forwarders have taken (`state.claims`), in the form in which its tasks get them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ A resend takes these steps:
 1. Fence an earlier run, then read the positions.
 2. Read the dead-letter topic up to its end at the start of the command.
 3. Check each changed record with `sources.intake.accept`, as the job will.
-4. Send the records in a transaction, which also commits, for a consumer group, an offset below which all letters are
-   done. The text that Kafka stores with that offset has a bitmap of the letters done after it, since a choice by error
-   code leaves gaps.
+4. Send the records in a transaction. It also commits, for a consumer group, an offset below which all letters are done.
+   The text that Kafka stores with that offset has a bitmap of the letters done after it, since a choice by error code
+   leaves gaps.
 """

@@ -16,9 +16,9 @@ MAX_TEXT_BYTES = 4096
 
 @dataclass
 class ResendPosition:
-    """The letters below `offset` and those in `done` are done; all others are still to be resent.
+    """The letters below `offset` and the letters in `done` are done; all others are still to be resent.
 
-    Letters can be chosen by their error, so those still to be resent may lie between those done.
+    Letters can be chosen by their error, so letters that are still to be resent may lie between done ones.
     """
 
     offset: int = 0

@@ -150,7 +150,7 @@ def accept_group(
         waits_from = np.where(repeats.rows, np.iinfo(np.int64).max, deliver_at)
         refuse_waiting(records, waits_from, refusal, batch_settings, rejections)
         names, which = _route(headers, len(timestamps), batch_settings, presets, rejections)
-        # A message replaces a message either by its id or by its own name, so there is one request for each.
+        # A message replaces either the one with the id in its header, or the one with its own name: one request each.
         asked, conditions = replaced_ids(headers, records, rejections)
         given = names_given(headers, record_keys, policy.names, envelope.named, rejections)
         if given.null_count < len(given):

@@ -1,4 +1,4 @@
-"""Accepting asks by an id: records with the header `state.cancel.CANCEL_HEADER`, or `DELIVER_NOW_HEADER`."""
+"""Accepting requests by an id: records with the header `state.cancel.CANCEL_HEADER`, or `DELIVER_NOW_HEADER`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def has_header(records: pa.Table, name: str) -> npt.NDArray[np.bool_]:
 
 
 def asked_keys(headers: Headers, name: str, count: int, rejections: Rejections) -> pa.Array:
-    """Return the id that each of `count` records asks for, as binary; null and a rejection for one that names none.
+    """Return the requested id of each of `count` records, as binary; null and a rejection for a record without one.
 
-    `name` is the header that asks.
+    `name` is the header of the request.
     """
     error = _ERRORS[name]
-    # In an order that a replay has too: of several objections the first counts.
+    # A replay has the same order: if there are several objections, the first counts.
     for other in (*_ERRORS, REPLACES_HEADER, NAME_HEADER, CANCEL_NAME_HEADER):
         if other == name:
             continue
@@ -46,9 +46,9 @@ def asked_keys(headers: Headers, name: str, count: int, rejections: Rejections) 
 
 
 def ids_named(headers: Headers, name: str, error: type[Rejected], count: int, rejections: Rejections) -> pa.Array:
-    """Return the message id that the header `name` has, of each of `count` records, as binary.
+    """Return the message id in the header `name` of each of `count` records, as binary.
 
-    Null without the header; null and a rejection with `error` for one that is not usable.
+    Null without the header; null and a rejection with `error` for an unusable header.
     """
     rows, values = headers.single(name, error, rejections)
     parsed: list[bytes | None] = []

@@ -1,7 +1,7 @@
 """Choosing the group of the state stage that takes each message of a batch: its shard's own, or an overflow group.
 
-Pure. The choice depends on the messages that a task has read before, and not on how Spark cuts them into tables: a
-replay of the batch finds the same.
+Pure. The choice depends on the messages that a task has read before, not on how Spark cuts them into tables. So a
+replay of the batch finds the same groups.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Grouping:
     A shard's own group has room for `group_bytes`, and each overflow group for `FILLED_BYTES`. The input partitions
     that the batch reads share it evenly, and each of them fills its share of one group after the other.
 
-    A group may take more, for three reasons: each input partition has `_LEAST_SHARE` at least, the last message of a
-    share of an overflow group may reach beyond it, and behind the last overflow group the first one follows again.
+    A group may take more, for three reasons: each input partition has at least `_LEAST_SHARE`, the last message of a
+    share of an overflow group may reach beyond it, and after the last overflow group the first one follows again.
     """
 
     def __init__(self, batch: RunningBatch) -> None:

@@ -1,4 +1,4 @@
-"""Accepting names: which message has which name, and asks for a cancel by one (`state.names`)."""
+"""Accepting names: which message has which name, and requests to cancel by name (`state.names`)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def gives_names(batch_settings: BatchSettings) -> bool:
 
 
 def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rejections: Rejections) -> pa.Array:
-    """Return the name of each record, as binary: null for one without a name, or with a wrong one, which is rejected.
+    """Return the name of each record, as binary; null without a name or with a wrong name, which is rejected.
 
-    `source` is what the policy `names` says. The records `by_key`, which a preset reads, have their keys as names
-    whatever it says. A record without a name that wants an answer is rejected, too.
+    `source` is the value of the policy `names`. The records `by_key`, which a preset reads, have their keys as names
+    whatever the policy says. A record without a name that wants an answer is rejected, too.
     """
     if source != FROM_KEY and not by_key.any() and not {NAME_HEADER, ANSWER_HEADER} & headers.names:
         return pa.nulls(len(keys), pa.binary())
     takes_keys = np.full(len(keys), source == FROM_KEY) | by_key
-    # An empty key is what some clients write in place of none.
+    # Some clients write an empty key instead of null.
     has_key = np.asarray(pc.greater(pc.binary_length(keys), 0).fill_null(False))
     names = _in_header(headers, NAME_HEADER, BadName, len(keys), rejections)
     if source == OFF:
@@ -54,10 +54,10 @@ def names_given(headers: Headers, keys: pa.Array, source: str, by_key: Mask, rej
 def names_to_cancel(
     headers: Headers, keys: pa.Array, has_names: bool, by_key: Mask, error: type[Rejected], rejections: Rejections
 ) -> pa.Array:
-    """Return the name that each ask for a cancel has, as binary; null and a rejection with `error` for one without.
+    """Return the name in each request to cancel, as binary; null and a rejection with `error` without a name.
 
-    `has_names` says whether messages of the topic have names at all. The asks `by_key`, which a preset reads, have the
-    name as their key.
+    `has_names` says whether messages of the topic have names at all. The requests `by_key`, which a preset reads, have
+    the name as their key.
     """
     names = _in_header(headers, CANCEL_NAME_HEADER, error, len(keys), rejections)
     if not has_names:
@@ -75,8 +75,8 @@ def names_to_cancel(
 def request_keys(topics: pa.ChunkedArray, asked: pa.Array, names: pa.Array) -> pa.Array:
     """Return the keys of requests on input `topics`: the ids `asked`, or else the `names`. Each is binary.
 
-    The key is the hash of a name that is a long key: a request has all headers of its record, and may not be much
-    larger than that.
+    For a name that is a long key, the key is its hash: a request has all headers of its record, and may not be much
+    larger than the record.
     """
     keys = pc.coalesce(asked, names)
     is_long = np.asarray(pc.greater(pc.binary_length(names), MOST_NAME_BYTES).fill_null(False))
@@ -89,7 +89,7 @@ def request_keys(topics: pa.ChunkedArray, asked: pa.Array, names: pa.Array) -> p
 
 
 def _check_answers(headers: Headers, names: pa.Array, rejections: Rejections) -> None:
-    """Reject the records that want an answer and have no name, or say so in another way than by "true"."""
+    """Reject the records that want an answer and have no name, or that have another value than "true"."""
     rows, values = headers.single(ANSWER_HEADER, BadName, rejections)
     has_none = np.asarray(pc.is_null(names))[rows]
     unnamed = BadName(f"{ANSWER_HEADER} has no meaning on a message without a name: nothing is decided about it")

@@ -13,13 +13,13 @@ Read in this order:
 6. `reach`: chooses how far ahead messages are loaded; `window`: selects them, in order and by shard
 7. `merge`: makes one bucket of several
 8. `reseal`: seals the messages that a replaced checkpoint leaves behind
-9. `cancelled`: the ids of cancelled messages; `retimed`: of those with another due time than their records say;
-   `id_rows`: stores these, and names, as rows; `cancelled_filter`: leaves cancelled messages out
+9. `cancelled`: the ids of cancelled messages; `retimed`: the ids of messages with another due time than their records
+   say; `id_rows`: stores these, and names, as rows; `cancelled_filter`: leaves cancelled messages out
 10. `salvage`: rebuilds segments after a file was damaged
 
-The storage is log-structured: what a seal costs depends on how many messages it has, and not on how far apart these
-are due. A stored chunk holds up to 2,000 messages or 1 MB in delivery order, the order key of its first message, and
-the due time of its last. A seal writes two files for each task, of chunks and of metadata, which form one part. A
-merge writes larger buckets, a part for each slice of due time. So a window reads about one chunk more than it needs of
-each bucket, and a part is deleted whole once its last message is handed over.
+The storage is log-structured: the cost of a seal depends on how many messages it has, not on how far apart they are
+due. A stored chunk holds up to 2,000 messages or 1 MB in delivery order, the order key of its first message, and the
+due time of its last. A seal writes two files for each task, one with chunks and one with metadata, which form one part.
+A merge writes larger buckets, with a part for each slice of due time. So a window reads about one chunk more than it
+needs of each bucket, and a part is deleted as a whole once its last message is staged.
 """

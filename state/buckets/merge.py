@@ -1,8 +1,8 @@
 """Merging sealed buckets: choosing them, dividing the work into slices, and making segments of a slice.
 
 The storage is log-structured: a bucket is sealed as it comes, whatever its due times, and adjacent buckets of about
-the same size are merged into one. The number of buckets in a merge is the *fan-in*. So a message is rewritten once for
-each power of the fan-in that its bucket grows by, and there are fewer buckets of each size than the fan-in.
+the same size are merged into one. Its size is theirs times their number, the *fan-in*. So a message is rewritten once
+for each power of the fan-in that its bucket grows by, and there are fewer buckets of each size than the fan-in.
 (Pulsar's `BucketDelayedDeliveryTracker` merges the adjacent buckets with the fewest messages once there are more than a
 limit. Tried with 10,000 buckets, a limit of 64 and 8 to a merge, each message was rewritten 17 times; here 3 times.)
 """
@@ -24,7 +24,7 @@ from state.buckets.window import stored_messages
 from state.checkpoint.batch_settings import BatchSettings
 
 # The size of a slice. One task merges it in some seconds; then other tasks get their turn. The plan and the commit of a
-# slice also cost two to three seconds of Java's time. Merging a million messages takes the same time.
+# slice also cost two to three seconds of Java's time, the same as merging a million messages.
 SLICE_MESSAGES = 1_000_000
 SLICE_BYTES = 128 * 1024 * 1024
 # A flood of some minutes is taken in at full speed, and is merged when it is over.
@@ -54,7 +54,7 @@ def choose(sizes: Mapping[int, int], fan_in: int) -> list[int]:
 
     Args:
         sizes: the bytes of each bucket, by its number
-        fan_in: the number of buckets in a merge at the most, 2 or more
+        fan_in: the maximum number of buckets in a merge, 2 or more
     """
     numbers = sorted(sizes)
     end = len(numbers)

@@ -62,7 +62,7 @@ class Reach:
         return max(self._fitting(cutoff_ms, wanted_ms, limit, exactly_ms=1), min(cutoff_ms + 1, wanted_ms))
 
     def back(self, horizon_ms: int, cutoff_ms: int) -> int:
-        """Return up to which due time to keep what is loaded below `horizon_ms`, which is about all that was sealed.
+        """Return up to which due time to keep messages loaded below `horizon_ms`, which are about all sealed ones.
 
         The far part is given up if so much was sealed into it that a load need not reach there. Otherwise everything
         that is sealed and due within days would be loaded at once, whatever its size.

@@ -1,7 +1,8 @@
 """Messages that have taken over another due time, as rows of the table of sealed buckets.
 
-A message with a name may be due when the one was that it replaces (`state.names.KEEP_TIME`). Its own record does not
-say so. Its batch therefore stores the due time, before it hands anything over. A rebuild accepts the record with that.
+A message with a name may take over the due time of the message that it replaces (`state.names.KEEP_TIME`). Its own
+record does not say so. Its batch therefore stores the due time, before it stages anything. A rebuild accepts the record
+with this due time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from state.buckets.id_rows import id_rows
 from state.buckets.parts import IdRows
 from state.message_ids import ID, ID_SCHEMA, places_in
 
-# The due time that each message has taken over; and the later one of that and its own, until which the row is of use:
-# by its own due time a rebuild would take a message that is handed over for one that waits. Epoch ms.
+# The due time that each message has taken over, and the later of that and its own, both epoch ms. Until the later one
+# the row is needed: by its own due time, a staged message would look to a rebuild as if it waited.
 RETIMED_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64())).append(pa.field("until_ms", pa.int64()))
 
 
@@ -26,7 +27,7 @@ def retimed_rows(retimed: pa.Table, bucket: int) -> pa.Table:
 
 
 def due_times(messages: pa.Table, retimed: pa.Table) -> npt.NDArray[np.int64]:
-    """Return when each of `messages` is due, epoch ms: as one of `retimed`, or as it says itself.
+    """Return when each of `messages` is due, epoch ms: by `retimed`, or else by its own due time.
 
     Both have the columns `ID` and deliver_at_ms.
     """

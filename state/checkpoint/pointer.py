@@ -1,7 +1,7 @@
 """The pointer: it names the folder of the current checkpoint, so that no checkpoint ever moves.
 
-Pointers are numbered by the generations of their checkpoints, and the highest number counts. None is ever replaced: a
-crash leaves either the one before or the new one, and a process that comes late cannot take a newer one back.
+Pointers are numbered by the generations of their checkpoints, and the highest number counts. A pointer is never
+replaced: a crash leaves either the one before or the new one, and a late process cannot undo a newer one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST_FOLDER = "checkpoint"
 
 
 def folder_of(generation: int) -> str:
-    """Return the name of the folder in which a checkpoint of this generation is made that follows another."""
+    """Return the name of the folder for a checkpoint of this generation that follows another checkpoint."""
     return f"{FIRST_FOLDER}-{generation}"
 
 

@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 # Reading accepts exactly the types that were written, and no other keys.
 STORED = ConfigDict(strict=True, extra="forbid")
 _KEY = "format"
-# How many bytes an error shows of a value that is something else.
+# How many bytes of an unexpected value an error shows.
 _SHOWN_BYTES = 80
 
 
@@ -35,7 +35,7 @@ class RecordFormat(Generic[Value]):
     """The format of the records of one kind in an internal topic: JSON objects with a format number.
 
     - `adapter`: reads and writes the values
-    - `name`: what such a record is called in an error
+    - `name`: the name of such a record in errors
     - `number`: the format number. Raise it with every change after which an earlier Delayline would misread a record
     """
 
@@ -62,7 +62,8 @@ class RecordFormat(Generic[Value]):
     def read_of(self, topic: str, what: str, value: bytes) -> Value:
         """Read the value of a record of an internal topic, which only the service may write to.
 
-        `topic` and `what` it should be are for the error. Raises CheckpointMismatch if it is not that, FormatMismatch.
+        `topic` and `what`, the expected record, are for errors. Raises CheckpointMismatch for another one, and
+        FormatMismatch.
         """
         try:
             return self.read(value)

@@ -1,4 +1,4 @@
-"""Counts of messages by time slot: all that a histogram of waiting messages needs, without message ids.
+"""Counts of messages by time slot, without message ids, for a histogram of waiting messages.
 
 A time slot is the span of due times that differ only in their low `precision_bits` bits, as Pulsar trims timestamps in
 its TimeBucket (PR 23611). It is 2^precision_bits ms long, and aligned to its length.
@@ -145,7 +145,7 @@ def time_slot(number: int, precision_bits: int) -> TimeSlot:
 
 
 def slot_number(slot_ms: int, precision_bits: int) -> int:
-    """Return the number of the slot that begins at `slot_ms`. Raises BucketUnreadable if none does."""
+    """Return the number of the slot that begins at `slot_ms`. Raises BucketUnreadable if no slot does."""
     number = slot_ms >> precision_bits
     if number << precision_bits != slot_ms:
         raise BucketUnreadable(

@@ -101,7 +101,7 @@ def located(entries: pa.Table, ids: Ids) -> pa.Table:
 def spans_of(places: pa.Table, most: int = 200) -> list[tuple[int, int]]:
     """Return spans of due time, first and last (epoch ms), that have all messages at `places`, which has at least one.
 
-    `places` have the columns of `LOCATED_SCHEMA`. There are `most` spans at the most, between the largest gaps.
+    `places` have the columns of `LOCATED_SCHEMA`. There are at most `most` spans, between the largest gaps.
     """
     from_ms, until_ms = (places.column(name).to_numpy() for name in ("from_ms", "until_ms"))
     order = np.argsort(from_ms, kind="stable")

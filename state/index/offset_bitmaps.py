@@ -1,4 +1,4 @@
-"""Sets of message ids as Roaring bitmaps, for sets of any size: an id takes a few bytes at the most."""
+"""Sets of message ids as Roaring bitmaps, for sets of any size: an id takes at most a few bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state.message_ids import Ids, by_source
 
 # Offsets by (topic, partition).
 OffsetBitmaps = Mapping[tuple[str, int], BitMap64]
-# Such a set as a table: the offsets of each (topic, partition), serialized. `delivers` says whether somebody wants the
+# Such a set as a table: the offsets of each (topic, partition), serialized. `delivers` says whether requests want the
 # messages to be due at once.
 BITMAPS_SCHEMA = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offsets", pa.binary()), ("delivers", pa.bool_())]

@@ -16,9 +16,9 @@ _START_BITS = 16
 class SlotPage:
     """Ids of one source, each with its slot number. Immutable: a page is replaced, not changed.
 
-    The offsets are a Roaring bitmap. Beside it are the slots in offset order, each as its distance from the page's
-    first slot, in as many bits as the largest distance needs. If it takes fewer bits, one value stands for a run of
-    ids with the same slot, and a second bitmap marks where the runs start.
+    The offsets are a Roaring bitmap. The slots are stored next to it in offset order. Each is stored as its distance
+    from the page's first slot, with the number of bits that the largest distance needs. If that takes fewer bits, one
+    value stands for a run of ids with the same slot, and a second bitmap marks where the runs start.
     """
 
     __slots__ = ("_ids", "_packed", "_starts", "first_offset", "first_slot", "last_slot")

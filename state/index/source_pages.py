@@ -42,9 +42,9 @@ class SourcePages:
         return self._pages[at].slot_of(offset) if at >= 0 else None
 
     def add(self, offsets: np.ndarray, slots: np.ndarray, floor: int) -> np.ndarray:
-        """Add ids, and return the slots of those that are new.
+        """Add ids, and return the slots of the new ones.
 
-        `offsets`, at least one, ascend; of equal ones the first counts.
+        `offsets`, at least one, ascend. If several are equal, the first counts.
         """
         homes = np.maximum(np.searchsorted(np.array(self._firsts, dtype=np.int64), offsets, side="right") - 1, 0)
         starts = np.flatnonzero(np.diff(homes, prepend=-1))
@@ -98,7 +98,7 @@ def _live(page: SlotPage, floor: int) -> tuple[np.ndarray, np.ndarray]:
 def _union(
     known: tuple[np.ndarray, np.ndarray], added: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all offsets in order, their slots, and the slots of those that only `added` has."""
+    """Return all offsets in order, their slots, and the slots of the offsets that only `added` has."""
     offsets, slots = np.concatenate((known[0], added[0])), np.concatenate((known[1], added[1]))
     order = np.argsort(offsets, kind="stable")
     ordered = offsets[order]

@@ -1,9 +1,9 @@
 """Schedules that repeat: rules in time zones, and which occurrences a batch stages.
 
 Read `zones` (time zones of the package tzdata), `rule` (when something comes again: an interval, or a cron expression
-in a zone), `schedule` (a rule with its limits, as it travels with the occurrence that waits, and what a batch stages of
-it), `occurrences` (the same for tables of messages, and the rows of a batch) and `left` (what waits if a checkpoint is
-lost).
+in a zone), `schedule` (a rule with its limits, as it travels with the waiting occurrence, and the occurrences that a
+batch stages), `occurrences` (the same for tables of messages, and the rows of a batch) and `left` (which occurrences
+wait if a checkpoint is lost).
 
-Pure: no clock is read here. Why it is so: docs/internals/decisions/schedules.md.
+Pure: no clock is read here. docs/internals/decisions/schedules.md has the reasons.
 """

@@ -13,10 +13,10 @@ from state.repeats.occurrences import as_waiting, waiting_in
 
 
 def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms: int | None) -> pa.Table:
-    """Return the occurrences that wait if the batch of `span` was cut off, which has taken `messages` that repeat.
+    """Return the occurrences that wait if the batch of `span`, which has taken the repeating `messages`, was cut off.
 
-    They are of one shard, of which the batch has staged everything up to `last`, and no occurrence at `below_ms` or
-    later (epoch ms). It has not stored what follows.
+    The messages belong to one shard. For this shard the batch has staged everything up to `last`, and no occurrence at
+    `below_ms` or later (epoch ms). It has not stored the following occurrences.
     """
     end_ms = span.cutoff_ms if below_ms is None else below_ms
     waiting, left = waiting_in(messages), []
@@ -28,9 +28,10 @@ def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms
 
 
 def left_of_lost(messages: pa.Table, last: OrderKey) -> pa.Table:
-    """Return the occurrences of `messages` that wait if everything up to `last` is staged, and what followed is lost.
+    """Return the waiting occurrences of `messages` if everything up to `last` is staged, and following ones are lost.
 
-    Which occurrences were missed is not known. Each gets the number that it has if none was: no lower one than before.
+    Which occurrences were missed is not known. Each gets the number that it has if none was missed. That is not lower
+    than its number before.
     """
     waiting, left = waiting_in(messages), []
     ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
