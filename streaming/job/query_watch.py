@@ -89,7 +89,7 @@ class QueryWatch:
             raise failure_of(job.query, job.settings)
 
     def _stop_query(self) -> None:
-        """End the query after the running batch. Raises what `_check_clock_and_lease` does."""
+        """End the query after the running batch. Raises the errors of `_check_clock_and_lease`."""
         job = self._job
         # Spark would log the gate's refusal as a failure of the query.
         self._silence_spark()

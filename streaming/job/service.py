@@ -103,8 +103,8 @@ def _run(
 ) -> None:
     """Run the job once.
 
-    1. Start release processes and forwarders, which go on until the end. If another process seems to hold the lease,
-       wait for 2.
+    1. Start release processes and forwarders, which run until the end. If another process seems to hold the lease, wait
+       for 2.
     2. Start Spark and claim the lease. After a crash, fence the writers of the process before.
     3. Check the host's clock against the broker's, and recover: read the checkpoint, the table's metadata and the
        progress topic.

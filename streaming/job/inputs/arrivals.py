@@ -47,7 +47,7 @@ def reads_to_limit(span: BatchSpan, most_records: int) -> bool:
 
 
 class ArrivalWatch:
-    """Waits for records after the ones that a batch has read. Only the query's thread may use it, but for `wake`."""
+    """Waits for records after the ones that a batch has read. Only the query's thread may use it, except for `wake`."""
 
     def __init__(self, settings: Settings) -> None:
         self._urgent_s = min(settings.clock.trigger, _URGENT_MS) / 1000

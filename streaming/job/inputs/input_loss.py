@@ -1,4 +1,4 @@
-"""Input records that were deleted before they were read: which ones, and whether the job goes on without them."""
+"""Input records that were deleted before they were read: which ones, and whether the job continues without them."""
 
 from __future__ import annotations
 

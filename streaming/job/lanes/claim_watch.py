@@ -33,7 +33,7 @@ from state.taken import Taken
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-# A forwarder claims what it has read four times a second.
+# Four times a second, a forwarder claims the records that it has read.
 _STILL_S = 2.0
 
 LOST_CLAIMS_REMEDY = (

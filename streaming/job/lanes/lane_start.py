@@ -80,7 +80,7 @@ def _has_run(settings: Settings) -> bool:
 
 
 def _had_forwarders(settings: Settings) -> bool:
-    """Return whether forwarders have ever taken messages, by what is released."""
+    """Return whether forwarders have ever taken messages that are released by now."""
     options, topic = librdkafka_options(settings.kafka), settings.position_topic
     shards = range(partition_counts(settings, [topic]).get(topic, 0))
     positions = (read_position(options, topic, shard) for shard in shards)
@@ -92,7 +92,8 @@ def start_lanes(settings: Settings, state: Recovered, lease: HeldLease) -> Claim
 
     Terms are written in any case. An earlier job may be paused just before it writes its own, and this fences it.
 
-    Raises CheckpointMismatch if the claims topic has lost what a start needs; BrokerUnreachable, ApplicationHeld.
+    Raises CheckpointMismatch if the claims topic has lost records that a start needs; BrokerUnreachable,
+    ApplicationHeld.
     """
     terms = read_terms(settings, librdkafka_options(settings.kafka))
     newest, origin = state.settings_history.newest, state.checkpoint.origin

@@ -13,9 +13,9 @@
 | matches no row above | the release processes answer (`sinks.release.recall`): it is staged, or was a dead letter |
 | is not read yet, or not from an input topic | `unknown` |
 
-A request that a message be due now takes it out in the same places, if it is the first request for the message. The id
-of the message is stored in the same way, with the new due time. The batch stages the message (`state.buckets.moves`).
-The answer to this request, and to each later one of its kind, is `due-now`. If the message was already cancelled, the
+A deliver-now request takes the message out in the same places, if it is the first request for the message. The id of
+the message is stored in the same way, with the new due time. The batch stages the message (`state.buckets.moves`). The
+answer to this request, and to each later one of its kind, is `due-now`. If the message was already cancelled, the
 answer is `cancelled`, as for a cancel request.
 
 A request by a name is one by an id here (`streaming.job.requests.names`). If it came with a message, usually no answer
@@ -151,7 +151,7 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     # By these, a replay has the same number of answers, whatever was recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set(facts.recalled, Reason.WITHDRAWN)
-    # A message that repeats keeps its time, even if a request wants it at once.
+    # A message that repeats keeps its time, despite a deliver-now request.
     stays = np.asarray(asks.column("delivers")) & among(asks, repeating)
     own = asks.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
     # The first request for a message decides. Among cancels alone, it does not matter which one is first.

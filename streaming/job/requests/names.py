@@ -13,8 +13,8 @@ out, its replacement comes out at the same time.
 
 A message keeps its name until it is due, or until there is a request for it, by its name or its id. The kind and the
 outcome of the request do not matter: at a replay, release processes may have recalled other messages, and a message
-must not be dropped in favour of one that does not come out. From then on it is replaced like any other. A request that
-a waiting message that repeats be due at once has no effect. That is known here, so such a request does not count.
+must not be dropped in favour of one that does not come out. From then on it is replaced like any other. A deliver-now
+request has no effect on a waiting message that repeats. That is known here, so such a request does not count.
 
 A message has its name until it is due, or until a request has made it due at once. After an outage it has its name
 until it is staged: messages that fell due meanwhile wait in the table, and are cancelled like any waiting message.

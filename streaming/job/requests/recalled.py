@@ -1,4 +1,4 @@
-"""The messages that release processes have recalled: the job follows the recalled topic, and forgets what is old.
+"""The messages that release processes have recalled: the job follows the recalled topic, and forgets old ones.
 
 Each process reads the topic from its beginning, in the background during its first batches. The records are on the
 driver's local disk from then on (`streaming.job.requests.runs`).
@@ -203,8 +203,7 @@ class RecalledMessages:
         """Move `known_from` on once all is read for the first time."""
         with closing(RecalledWriter(self._settings)) as writer:
             if self._created_again:
-                # This comes first: once the present ids of the input topics are stored, nobody knows that these are
-                # old.
+                # This comes first: once the present ids of the input topics are stored, these no longer look old.
                 self._delete(writer, lambda _, rows: ~rows.counts)
             self._move(writer, bounds, present)
         self._opening, self._created_again = None, set()

@@ -82,7 +82,7 @@ class Reading:
             self.end()
 
     def end(self) -> None:
-        """Add what is left, and forget the rows of records that were deleted."""
+        """Add the remaining records, and forget the rows of deleted ones."""
         self._add()
         ids = ids_of(self._ids_deleted())
 

@@ -50,9 +50,8 @@ def driver_rows(shard_output: DataFrame) -> list[Row]:
 class Asked(NamedTuple):
     """The requests of a batch (`ASK_SCHEMA`), and the messages that its state stage has found (`CANCELLED_SCHEMA`).
 
-    The state stage has removed the `taken_out` messages. Messages that any request wants to be due at once are
-    `undecided`, and are in rows of the batch. `repeating` are the messages that repeat: those found, and those that
-    came with the requests.
+    The state stage has removed the `taken_out` messages. Messages with a deliver-now request are `undecided`, and are
+    in rows of the batch. `repeating` are the messages that repeat: those found, and those that came with the requests.
     """
 
     asks: pa.Table
@@ -133,7 +132,7 @@ class Search:
     waits: Waiting = NOTHING_WAITS
 
     def asked_for(self, asks: pa.Table, repeating: Ids) -> Ids:
-        """Return the ids in `asks` (`ASK_SCHEMA`), except for requests that a message that repeats be due now.
+        """Return the ids in `asks` (`ASK_SCHEMA`), but not from deliver-now requests for messages that repeat.
 
         Such a message keeps its name. `repeating` are the messages that repeat and came with the batch.
         """
@@ -230,7 +229,7 @@ class Search:
         self.numbers |= {identity: each.number for identity, each in repeating.items()}
 
     def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
-        """Return the `found` messages that `asks` take. A request to be due now takes no message that repeats."""
+        """Return the `found` messages that `asks` take. A deliver-now request takes no message that repeats."""
         delivers = np.asarray(asks.column("delivers"))
         if not (self.numbers and delivers.any()):
             return found

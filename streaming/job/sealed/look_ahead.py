@@ -16,7 +16,7 @@ _IDS = ("ids",)
 
 
 class LookAhead:
-    """Works out what the newest version of the table has, and copies the ids that are new in it."""
+    """Reads the newest version of the table, and copies the ids that are new in it."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class Load:
 
     @property
     def tries(self) -> set[str]:
-        """The reaches that it tries again if they were set aside: one that reaches far also loads what is near."""
+        """The reaches that it tries again if they were set aside: a far load also loads the near messages."""
         return {self.reach, NEAR} if self.is_onward else set()
 
 

@@ -1,4 +1,4 @@
-"""Planning: which records a batch reads, what it leaves out of them, and where its cutoff and the next one lie."""
+"""Planning: which records a batch reads, which of them it leaves out, its cutoff, and the next cutoff."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming.monitor.job_metrics import JobCounts
 
 
 class Planner:
-    """Makes the plan of one batch after the other. Only the query's thread may use it, but for `planned`.
+    """Makes the plan of one batch after the other. Only the query's thread may use it, except for `planned`.
 
     `planned` is the newest batch in the offset log: the running or the last one. Any thread may read it.
     """

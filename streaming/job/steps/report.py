@@ -23,7 +23,7 @@ from streaming.monitor.table_state import TableState
 
 
 class BatchReport:
-    """Tells the metrics what each batch has done."""
+    """Reports each batch to the metrics."""
 
     def __init__(
         self,
