@@ -91,7 +91,7 @@ class BadName(Rejected):
 
 
 class BadRepeat(Rejected):
-    """A header that makes a message repeat is repeated, is no such rule, or has no meaning on its topic.
+    """A header that makes a message repeat is there twice, is not such a rule, or has no meaning on its topic.
 
     Or the rule comes too often, or never.
     """

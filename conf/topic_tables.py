@@ -51,7 +51,7 @@ class Policy(Section):
 
 
 class PolicySettings(OptionTable, Policy):
-    """What holds for delays besides what headers ask for: for all input topics, and over that for single ones."""
+    """Policies for delays, besides headers: for all input topics, and for single ones in their place."""
 
     model_config = OptionTable.model_config
 

@@ -1,4 +1,4 @@
-"""What the commands that ask for messages share: they publish requests, and show the answer to each."""
+"""The common part of the commands that publish requests: they show the answer to each."""
 
 from __future__ import annotations
 

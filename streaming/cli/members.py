@@ -1,4 +1,4 @@
-"""What `delayline release` and `delayline forward` share: each runs one member of a consumer group until a signal."""
+"""The common part of `delayline release` and `delayline forward`: each runs a member of a consumer group."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _row(outcome: Outcome) -> str:
     from conf.printable import printable
 
     result = f"refused: {outcome.refusal}" if outcome.refusal else outcome.new_id or "would be resent"
-    # Whoever may write to the dead-letter topic chooses the code.
+    # Anybody who may write to the dead-letter topic chooses the code.
     return f"{outcome.letter.id}  {printable(outcome.letter.code)}  {result}"
 
 

@@ -34,8 +34,8 @@ _NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
 def open_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark.
 
-    `options` override all others, except the options given to `spark-submit` if that started the job; of these, those
-    of `FIXED_OPTIONS` do not count. The handler of Ctrl-C (SIGINT) does not change. Raises JavaMissing, and
+    `options` override all others. If `spark-submit` started the job, the options given to it come first, but for
+    `FIXED_OPTIONS`, which it cannot change. The handler of Ctrl-C (SIGINT) does not change. Raises JavaMissing, and
     SettingError if Spark or Java refuses an option.
     """
     _silence_py4j()

@@ -1,9 +1,10 @@
-"""What users read at run time is plain English: log lines, errors, help, comments of settings, and remedies."""
+"""Texts are plain English: log lines, errors, help, comments of settings, remedies; and comments and docstrings."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -28,6 +29,10 @@ _HABITS = {
     r"\bpass(?:ed|es)? over\b": "ignore",
     r"\bgiven to\b": "assign",
 }
+# The same for comments and docstrings, which may name other things too.
+_HABITS_IN_CODE = re.compile(
+    r"(?:^|(?<=[.!?:] ))(?:Of|What|Whoever) |\b(?:anew|for certain)\b|\bis none\b|\bth(?:at|ose) of\b|\bas many as\b"
+)
 
 
 @cache
@@ -60,6 +65,24 @@ def _text(node: ast.AST) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def comments() -> Iterator[tuple[str, str]]:
+    """Yield each comment and each docstring of the code, with its place. Lines of comments that follow are one."""
+    for path in sorted(path for package in _PACKAGES for path in (ROOT / package).rglob("*.py")):
+        place, source = path.relative_to(ROOT), path.read_text()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                yield f"{place}:{getattr(node, 'lineno', 1)}", " ".join(text.split())
+        lines = {
+            token.start: token.string.removeprefix("#").strip()
+            for token in tokenize.generate_tokens(iter(source.splitlines(keepends=True)).__next__)
+            if token.type == tokenize.COMMENT
+        }
+        for line, column in lines:
+            if (line - 1, column) not in lines:
+                end = next(end for end in range(line + 1, line + 1_000) if (end, column) not in lines)
+                yield f"{place}:{line}", " ".join(lines[number, column] for number in range(line, end))
 
 
 def settings_comments() -> list[tuple[str, str]]:
@@ -95,6 +118,12 @@ def odd(text: str) -> Iterator[str]:
 def test_sentences_that_users_read_are_plain(texts: object) -> None:
     assert callable(texts)
     assert [f"{place}: {wrong}" for place, text in texts() for wrong in odd(text)] == []
+
+
+def test_comments_and_docstrings_are_plain() -> None:
+    found = [(place, habit[0], text) for place, text in comments() for habit in _HABITS_IN_CODE.finditer(text)]
+    assert found == []
+    assert sum(1 for _ in comments()) > 4_000
 
 
 @pytest.mark.parametrize(

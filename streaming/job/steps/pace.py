@@ -33,7 +33,7 @@ class Pace:
         return self._arrivals.idle_s
 
     def choose_size(self, span: BatchSpan, rows: Iterable[Row], took_s: float) -> bool:
-        """Choose how many records the next batch may read. Return whether this one has read as many as allowed.
+        """Choose how many records the next batch may read. Return whether this one has read its full number.
 
         The batch of `span` has `rows` (`SHARD_OUTPUT_SCHEMA`), and its steps took `took_s`.
         """
