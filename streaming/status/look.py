@@ -50,7 +50,8 @@ class Look:
 def look(spark: SparkSession, settings: Settings, wanted: Look, limits: ReadLimits | None = None) -> pa.Table:
     """Return a table of `ROW_SCHEMA`: the first by due time, or the newest first.
 
-    Raises StorageFailed, and what `selected_messages` does.
+    A look by `ids` has staged occurrences last: the limit leaves these out before any message that waits. Raises
+    StorageFailed, and what `selected_messages` does.
     """
     selection = Selection(
         0 if wanted.from_ms is None else wanted.from_ms,
@@ -62,7 +63,8 @@ def look(spark: SparkSession, settings: Settings, wanted: Look, limits: ReadLimi
     )
     whole_range = wanted.ids is not None or wanted.key is not None or wanted.topic is not None or wanted.newest
     at_least = None if whole_range else wanted.limit
-    order = (F.desc("timestamp_ms"), *_BY_ID) if wanted.newest else ("deliver_at_ms", *_BY_ID)
+    staged_last = () if wanted.ids is None else (F.expr("place = 'ready' AND repeats"),)
+    order = (*staged_last, F.desc("timestamp_ms") if wanted.newest else F.asc("deliver_at_ms"), *_BY_ID)
 
     def read() -> pa.Table:
         waiting = selected_messages(spark, settings, selection, at_least, limits)

@@ -118,7 +118,8 @@ def postpone(
         try:
             for piece in _pieces(selection.places):
                 rows = messages.look(Look(ids=tuple(piece), limit=len(piece)))
-                repeating = sum(row["repeats"] for row in rows)
+                # A message that repeats has a row for each staged occurrence too.
+                repeating = len({row["id"] for row in rows if row["repeats"]})
                 waiting = [row for row in rows if row["error_code"] is None and not row["repeats"]]
                 for row in waiting:
                     publishing.replace(row, row["deliver_at_ms"] + by_ms)

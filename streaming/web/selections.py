@@ -59,7 +59,8 @@ class Messages:
         rows = self.look(replace(wanted, limit=MOST_SELECTED + 1, shown_bytes=0))
         if len(rows) > MOST_SELECTED:
             raise UsageError(f"more than {MOST_SELECTED:,} messages are selected. Select fewer")
-        places = [(row["topic"], row["partition"], row["offset"]) for row in rows]
+        # A message that repeats has a row for each staged occurrence too.
+        places = list(dict.fromkeys((row["topic"], row["partition"], row["offset"]) for row in rows))
         last_due_ms = max((row["deliver_at_ms"] for row in rows), default=0)
         selection = Selection(secrets.token_urlsafe(16), places, last_due_ms, time.monotonic())
         with self._kept_lock:

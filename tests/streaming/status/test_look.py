@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.settings import Settings
 from state.kinds import MESSAGE, OCCURRENCE, REPEATING
 from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Schedule
-from streaming.status.look import message_fields, repeat_fields
-from streaming.status.waiting_rows import Selection, waiting_rows
+from streaming.status import look as look_module
+from streaming.status.look import Look, look, message_fields, repeat_fields
+from streaming.status.waiting_rows import ROW_SCHEMA, Selection, waiting_rows
 from tests.messages import headers, messages
 
 DUE_MS = 1_798_761_600_000
@@ -70,3 +75,30 @@ def test_staged_occurrence_is_shown_with_what_is_delivered() -> None:
     staged = row(b"their own", OCCURRENCE, "ready")
     assert (staged["repeats"], message_fields(staged)["repeat"]) == (True, None)
     assert len(message_fields(staged)["headers"]) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("newest", "order"), [(False, [3, 1, 2]), (True, [3, 2, 1])])
+def test_staged_occurrences_take_no_place_of_messages_that_are_looked_up_by_id(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, newest: bool, order: list[int]
+) -> None:
+    def of_place(place: str, *rows: tuple[int, int, int]) -> list[pa.RecordBatch]:
+        fields = [
+            {"kind": kind, "offset": offset, "deliver_at_ms": due_ms, "timestamp_ms": offset}
+            for offset, kind, due_ms in rows
+        ]
+        return waiting_rows(messages(fields), place, Selection())
+
+    staged = of_place("ready", (3, MESSAGE, 7), *((1, OCCURRENCE, due_ms) for due_ms in (5, 6, 7)))
+    sealed = of_place("sealed", (1, REPEATING, 8), (2, MESSAGE, 9))
+    table = pa.Table.from_batches([*staged, *sealed], ROW_SCHEMA)
+    frame = spark.createDataFrame(table.to_pylist(), from_arrow_schema(ROW_SCHEMA))
+    monkeypatch.setattr(look_module, "selected_messages", lambda *_: frame)
+    ids = tuple(("in", 0, offset) for offset in (1, 2, 3))
+
+    def found(limit: int) -> list[tuple[int, str]]:
+        rows = look(spark, Settings(), Look(ids=ids, newest=newest, limit=limit)).to_pylist()
+        return [(row["offset"], row["place"]) for row in rows]
+
+    places = {1: "sealed", 2: "sealed", 3: "ready"}
+    assert found(3) == [(offset, places[offset]) for offset in order]
+    assert found(20) == [*found(3), *[(1, "ready")] * 3]

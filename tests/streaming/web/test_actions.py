@@ -40,7 +40,8 @@ def settings(settings: Settings, caplog: pytest.LogCaptureFixture) -> Settings:
 class Waiting:
     """Stands in for what waits: messages that were postponed before, and have headers of their own.
 
-    `on_look` is called with the ids of each look before that answers. `values` and `repeats` are by offset.
+    `on_look` is called with the ids of each look before that answers. `values`, `repeats` and `gone` are by offset.
+    What repeats has a second row, of a staged occurrence, behind all that waits.
     """
 
     def __init__(self, settings: Settings, count: int = 2) -> None:
@@ -49,19 +50,21 @@ class Waiting:
         self.on_look: Callable[[list[str]], None] = lambda _: None
         self.values: dict[int, bytes] = {}
         self.repeats: set[int] = set()
+        self.gone: set[int] = set()
 
     def look(self, wanted: Look) -> list[Row]:
         self.on_look(["/".join(map(str, place)) for place in wanted.ids or ()])
         kept = [("operator", b"their own"), ("deliver-at", b"1"), ("delayline-if", b"always"),
                 ("delayline-operator", b"Bob")]  # fmt: skip
         headers = [Row(key=name, value=value) for name, value in kept]
-        return [
+        rows = [
             Row(id="/".join(map(str, place)), topic=place[0], partition=place[1], key=b"k",
                 value=self.values.get(place[2], b"v"),
                 headers=headers, output_topic=self._output, deliver_at_ms=_DUE_MS, error_code=None,
                 repeats=place[2] in self.repeats)
-            for place in wanted.ids or ()
+            for place in wanted.ids or () if place[2] not in self.gone
         ]  # fmt: skip
+        return [*rows, *(row for row in rows if row["repeats"])][: wanted.limit]
 
 
 def _published(broker: EmbeddedBroker, settings: Settings) -> list[tuple[bytes | None, list[tuple[str, Any]]]]:
@@ -151,6 +154,23 @@ def test_a_message_that_repeats_is_not_postponed(broker: EmbeddedBroker, setting
     allowed = settings.model_copy(update={"policies": settings.policies.model_copy(update={"repeats": True})})
     assert postpone(allowed, waiting) == {actions.NO_ANSWER: 1, "kept": 1}
     assert len(_published(broker, settings)) == 1
+
+
+def test_a_message_that_repeats_is_kept_once_however_many_occurrences_are_staged(
+    broker: EmbeddedBroker, settings: Settings
+) -> None:
+    waiting = Waiting(settings, 4)
+    waiting.repeats, waiting.gone = {7}, {9}
+    assert postpone(settings, waiting) == {actions.NO_ANSWER: 2, "kept": 1, "too-late": 1}
+    assert len(_published(broker, settings)) == 2
+
+
+def test_a_selection_has_each_message_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [(settings.topics.input[0], 0, number) for number in (8, 7, 8, 9, 7)]
+    names = ("topic", "partition", "offset")
+    rows = [dict(zip(names, place, strict=True)) | {"deliver_at_ms": place[2]} for place in places]
+    monkeypatch.setattr(Messages, "look", lambda *_: rows)
+    assert Messages(settings).select(Look()).places == [places[0], places[1], places[3]]
 
 
 def _answers(caplog: pytest.LogCaptureFixture) -> list[str]:
