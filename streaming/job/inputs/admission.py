@@ -4,8 +4,8 @@ The waiting messages of a topic are in mutable buckets and in sealed segments. T
 Spark's state at the start, and from the shards' reports since. The messages of a segment are assumed to be evenly
 spread in spans of due time: one span for each topic, or several if messages repeat. Sealed messages are counted as they
 are sealed, and counted again by the table's metadata before records are refused, because merges drop cancelled
-messages. They are also counted again after many spans were sealed. By then the table has merged the spans, so that
-their number here does not grow for as long as the longest delay.
+messages. If many spans are known, spans with similar bounds are joined, so that their number does not grow for as long
+as the longest delay.
 
 A batch accepts the records of a topic for which there is room. It refuses the later ones, by their offsets, except
 messages that it stages at once and that never wait. Offsets that were deleted before the job could read them do not
@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 
 # How long a count by the table's metadata is considered current.
 _COUNTED_S = 60.0
-# The table is counted again above this number of spans, or above twice the number at the last count if that is more.
+# Spans are joined above this number, or above twice the number after the last join if that is more.
 _FEW_SPANS = 5_000
+Span = tuple[int, int, float]
 _NONE: Mapping[str, BitMap64] = MappingProxyType({})
 _KEPT = pa.schema([("shard_key", pa.int32()), ("topic", pa.string()), ("count", pa.int64())])
 
@@ -59,7 +60,9 @@ class WaitingMessages:
     # By shard: how many of each topic its mutable bucket has.
     kept: dict[int, Mapping[str, int]] = field(default_factory=dict)
     # By topic: first and last due time (epoch ms, inclusive) and count of each span.
-    sealed: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    sealed: dict[str, list[Span]] = field(default_factory=dict)
+    # How many spans were left after they were joined last.
+    joined: int = 0
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add the messages that a batch has sealed, and replace the kept messages by those that it keeps.
@@ -81,6 +84,13 @@ class WaitingMessages:
         """How many spans are known."""
         return sum(map(len, self.sealed.values()))
 
+    def join(self, cutoff_ms: int) -> None:
+        """Join spans with similar bounds if there are many, and drop those that end before `cutoff_ms` (epoch ms)."""
+        if self.spans > max(_FEW_SPANS, 2 * self.joined):
+            for topic, own in self.sealed.items():
+                self.sealed[topic] = _joined(own, cutoff_ms)
+            self.joined = self.spans
+
     def count(self, topic: str, cutoff_ms: int) -> int:
         """Return about how many messages of `topic` wait that are due at `cutoff_ms` (epoch ms) or later."""
         own = self.sealed[topic] = [each for each in self.sealed.get(topic, []) if each[1] >= cutoff_ms]
@@ -100,9 +110,8 @@ class Admission:
         self._settings = settings
         self._replayed = replayed
         self._waiting = WaitingMessages()
-        # When the table was counted last, by the monotonic clock (None: never), and the number of spans then.
+        # When the table was counted last, by the monotonic clock (None: never).
         self._counted_s: float | None = None
-        self._counted_spans = 0
 
     def refusal(
         self, batch_settings: BatchSettings, span: BatchSpan, clock_ms: int, taken: Taken = NONE_TAKEN
@@ -119,13 +128,13 @@ class Admission:
         most = {
             topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
         }
+        self._waiting.join(span.previous_ms)
         from_offsets: Offsets = {}
         if self._counted_s is not None:
             from_offsets = self._refused_from(most, span, taken)
         if self._counted_s is None and span.batch_id:
             self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
-        is_old = self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S)
-        if is_old or self._waiting.spans > max(_FEW_SPANS, 2 * self._counted_spans):
+        if self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S):
             self._count(most, span.previous_ms)
             from_offsets = self._refused_from(most, span, taken)
         if not from_offsets:
@@ -169,7 +178,6 @@ class Admission:
             span = row["deliver_at_ms"], row["max_deliver_at_ms"], row["count"]
             self._waiting.sealed.setdefault(row["topic"], []).append(span)
         self._counted_s = time.monotonic()
-        self._counted_spans = self._waiting.spans
 
 
 def _counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -232,6 +240,30 @@ def _offset_after(count: int, start: int, taken: BitMap64 | None) -> int:
     while (further := start + count + _count(taken, start, offset)) != offset:
         offset = further
     return offset
+
+
+def _joined(spans: Iterable[Span], cutoff_ms: int) -> list[Span]:
+    """Return `spans` from `cutoff_ms` (epoch ms) on, with one span in place of those that have similar bounds.
+
+    Joining keeps the count and the mean due time. It moves each bound by about a tenth of the time until then.
+    """
+    groups: dict[tuple[int, int], list[Span]] = {}
+    for first_ms, last_ms, count in spans:
+        if last_ms >= cutoff_ms:
+            own = max(first_ms, cutoff_ms), last_ms, count * _share_from(cutoff_ms, first_ms, last_ms)
+            groups.setdefault((_nearness(own[0] - cutoff_ms), _nearness(last_ms - cutoff_ms)), []).append(own)
+    return [_mean_span(group) for group in groups.values()]
+
+
+def _mean_span(spans: Sequence[Span]) -> Span:
+    first_ms, total = min(first_ms for first_ms, _, _ in spans), sum(count for _, _, count in spans)
+    # With the last bound of all, repeated joins would delay the messages again and again.
+    return first_ms, round(sum((first + last) * (count / total) for first, last, count in spans)) - first_ms, total
+
+
+def _nearness(left_ms: int) -> int:
+    """Return one number for instants that are about equally far away, as `BucketTable.counted_by_topic` does."""
+    return math.floor(8 * math.log2(1 + left_ms / 1_000))
 
 
 def _share_from(at_ms: int, first_ms: int, last_ms: int) -> float:

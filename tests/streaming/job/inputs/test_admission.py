@@ -142,32 +142,57 @@ def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many
     assert refused(7, 4, starts, ends) == {"in": {"0": 104}}
 
 
-def test_what_is_known_of_sealed_segments_is_bounded_by_what_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_FEW_SPANS", 50)
-    table = Table()
+def test_what_is_known_of_sealed_segments_is_bounded_without_a_count_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "_FEW_SPANS", 500)
+    table = Table(segments=9)
     decides = Admission(cast(Checkpoint, FirstCheckpoint()), cast(Any, table), Settings())
-    decides._counted_s = 0.0
-    ends = {"in": {"0": 0}}
-    span = BatchSpan(CheckpointOrigin("c", 1, 2), 1, 0, 10, ends, ends)
     batch_settings = some_batch_settings(policy=DelayPolicy(most_waiting=10**6))
+    ends = {"in": {"0": 0}}
+    for batch_id in range(1_000):
+        span = BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, 0, 10, ends, ends)
+        # The job no longer reads the other topic.
+        assert not decides.refusal(batch_settings, span, 0).from_offsets
+        spans = [[100 << number, 200 << number, 1] for number in range(20)]
+        by_topic = json.dumps({"in": spans, "former": spans})
+        decides.done([Row(kind=SEALED, shard=0, count=40, by_topic=by_topic)])
+        assert decides._waiting.spans <= 500 + 40
+    assert table.counted == 1
+    assert [decides._waiting.count(topic, 0) for topic in ("in", "former")] == [20_009, 20_000]
 
-    def run(batches: int, merged: int) -> list[int]:
-        """Run batches that each seal a segment, of which the table has `merged` each time that it is counted."""
-        known = []
-        table.segments = merged
-        for _ in range(batches):
-            assert not decides.refusal(batch_settings, span, 0).from_offsets
-            decides.done([sealed(100, 200, **{"in": 1})])
-            known.append(decides._waiting.spans)
-        return known
 
-    assert run(50, merged=9) == list(range(1, 51))
-    assert max(run(1_000, merged=9)) == 51
-    assert table.counted <= 1 + 1_000 // (51 - 9)
-    # Of a table that has more, as many again may be added before it is counted once more.
-    table.counted = 0
-    assert max(run(1_000, merged=200)) == 401
-    assert table.counted <= 1 + 1_000 // 200
+SPANS = st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 10**8), st.integers(1, 100)), max_size=50)
+
+
+@given(SPANS, st.integers(0, 10**8))
+def test_spans_that_are_joined_have_about_the_same_bounds(found: list[tuple[int, int, int]], cutoff_ms: int) -> None:
+    spans: list[admission.Span] = [(first_ms, first_ms + length_ms, count) for first_ms, length_ms, count in found]
+    joined = admission._joined(spans, cutoff_ms)
+    assert len({(first_ms, last_ms) for first_ms, last_ms, _ in joined}) == len(joined)
+    before, after = WaitingMessages(sealed={"a": spans}), WaitingMessages(sealed={"a": joined})
+    assert abs(before.count("a", cutoff_ms) - after.count("a", cutoff_ms)) <= 1
+    for first_ms, last_ms, _ in before.sealed["a"]:
+        left_ms = max(first_ms, cutoff_ms)
+        near_ms, far_ms = (0.1 * (1_000 + bound_ms - cutoff_ms) for bound_ms in (left_ms, last_ms))
+        assert any(
+            left_ms - near_ms <= first <= left_ms and last_ms - far_ms - 1 <= last <= last_ms + near_ms + far_ms + 1
+            for first, last, _ in joined
+        )
+
+
+def test_spans_that_are_joined_again_and_again_count_until_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, joined = WaitingMessages(), WaitingMessages()
+    for batch_id in range(1_000):
+        at_ms = 5_000 * batch_id
+        dues = [(60_000, 70_000), (3_600_000, 3_605_000), (60_000, 1_800_000), (300_000, 301_000)]
+        rows = [sealed(at_ms + first_ms, at_ms + last_ms, a=100) for first_ms, last_ms in dues]
+        whole.add(rows)
+        joined.add(rows)
+        joined.sealed["a"] = admission._joined(joined.sealed["a"], at_ms)
+        count = whole.count("a", at_ms)
+        assert 0.97 * count <= joined.count("a", at_ms) <= 1.03 * count
+    assert len(joined.sealed["a"]) < 500 < len(whole.sealed["a"])
 
 
 def kept(shard: int, **by_topic: int) -> Row:
