@@ -89,6 +89,11 @@ def writer_of_repair(checkpoint: str) -> str:
     return f"{checkpoint}-repair"
 
 
+def writer_of_birth(checkpoint: str) -> str:
+    """Return the writer that is fenced before `checkpoint` replaces another: a copy from before lacks the fence."""
+    return f"{checkpoint}-born"
+
+
 def newest_sealed(store: BucketTable, checkpoint: str) -> int | None:
     """Return the newest batch of `checkpoint` that has stored messages in the table, or None."""
     several = (store.newest_of(writer_id) for writer_id in (checkpoint, writer_of_following(checkpoint)))

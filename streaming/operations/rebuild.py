@@ -51,6 +51,7 @@ from streaming.checkpoint.handover import (
     rest_bucket,
     seal_rest,
     switch_over,
+    writer_of_birth,
     writer_of_following,
     writer_of_input,
     writer_of_state,
@@ -244,5 +245,6 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         repeating.unpersist()
     # 5. Switch over.
     guard.check()
+    store.fence(writer_of_birth(origin.checkpoint))
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)

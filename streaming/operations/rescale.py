@@ -29,7 +29,7 @@ from state.checkpoint.progress import refuse_older
 from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_state
+from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_birth, writer_of_state
 from streaming.checkpoint.refusals import refuse_lost_plan, refuse_rebuilt
 from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
@@ -145,6 +145,7 @@ def _hand_over(
         )
         sealed = _seal_state(store, current, committed, origin)
     guard.check()
+    store.fence(writer_of_birth(origin.checkpoint))
     switch_over(settings, origin, store.spark, lease)
     return Rescaled(before.shards, shards, sealed, current.path)
 

@@ -33,7 +33,7 @@ from state.order import OrderKey
 from state.repeats.left import left_of_lost, left_of_staged
 from state.repeats.occurrences import waiting_in
 from state.shards import by_shard
-from streaming.checkpoint.handover import followed_batch, writer_of_repair
+from streaming.checkpoint.handover import followed_batch, writer_of_birth, writer_of_repair
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +87,11 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
     An occurrence that was taken, without another after it, proves nothing: a message that was cancelled long ago may
     still be in the table, while its id is forgotten.
     """
-    checkpoint = handed_over.origin.checkpoint
-    is_older = followed_batch(store, checkpoint) < handed_over.followed_batch
-    lacks = is_older or store.is_fenced(writer_of_repair(checkpoint))
+    origin = handed_over.origin
+    is_older = followed_batch(store, origin.checkpoint) < handed_over.followed_batch
+    # A checkpoint that replaces none, after `--fresh` too, begins with bucket 0 and an empty table.
+    is_older |= origin.first_bucket > 0 and not store.is_fenced(writer_of_birth(origin.checkpoint))
+    lacks = is_older or store.is_fenced(writer_of_repair(origin.checkpoint))
     if lacks:
         log.warning(
             "the table of sealed buckets is older than the ready log, or was repaired, so it may lack the present "
@@ -172,7 +174,7 @@ def _left_of_lost(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
     newest, left = handed_over.newest, [empty_messages()]
     for shard, own in by_shard(messages, len(handed_over.markers)):
         marker = handed_over.markers[shard]
-        last = OrderKey(newest.previous_ms, "", 0, 0)
+        last = OrderKey(newest.handed_over_below_ms, "", 0, 0)
         if marker.batch.batch_id == newest.batch_id and marker.last is not None:
             below_ms = marker.occurrences_below_ms
             end_ms = newest.cutoff_ms if below_ms is None else below_ms

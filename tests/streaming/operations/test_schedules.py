@@ -25,7 +25,7 @@ from state.order import OrderKey, in_order, key_of
 from state.repeats.occurrences import OccurrenceRows, waiting_in
 from state.repeats.schedule import ALL, NONE, ONE
 from state.shards import by_shard
-from streaming.checkpoint.handover import writer_of_following, writer_of_repair
+from streaming.checkpoint.handover import writer_of_birth, writer_of_following, writer_of_repair
 from streaming.operations import schedules
 from streaming.operations.schedules import Superseded, lacks_following
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
@@ -64,6 +64,8 @@ class Job:
     batch_id: int = -1
     cutoff_ms: int = 0
     followed_batch: int = -1
+    # The checkpoints that the table knows.
+    born: frozenset[str] = frozenset({"c"})
 
     def __post_init__(self) -> None:
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
@@ -118,7 +120,8 @@ class Job:
     def rebuild(self) -> None:
         """Make a new checkpoint, as `streaming.operations.rebuild` does."""
         handed_over = HandedOver(tuple(self.markers[shard] for shard in range(SHARDS)))
-        left = left_in(self.table, handed_over, self.followed_batch < handed_over.followed_batch)
+        is_older = self.followed_batch < handed_over.followed_batch or self.origin.checkpoint not in self.born
+        left = left_in(self.table, handed_over, is_older)
         superseded = Superseded(left.filter(left.column("chunk").is_null()).select([*ID, "deliver_at_ms"]))
         numbers = [bucket for bucket, _ in self.table]
         bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
@@ -130,7 +133,8 @@ class Job:
             waits = dues_of(messages) < cutoff_ms
             waits &= ~handed_over.of_bucket(messages, own) & ~superseded.among(messages)
             rest.append(messages.filter(pa.array(waits)))
-        self.table.append((bucket, pa.concat_tables(rest).combine_chunks()))
+        self.table = [*self.table, (bucket, pa.concat_tables(rest).combine_chunks())]
+        self.born |= {self.origin.checkpoint}
         self.batch_id, self.cutoff_ms, self.followed_batch = -1, 0, -1
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
 
@@ -209,7 +213,7 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
     for passed_s, ahead_s, _, other in before:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
-    copied, followed_batch = [*job.table], job.followed_batch
+    copied, followed_batch, born = [*job.table], job.followed_batch, job.born
     for passed_s, ahead_s, _, other in after:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
@@ -233,7 +237,19 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
             assert (at_ms - START_MS) % (10 * SECOND) == 0
             assert not came or at_ms > came[-1][1]
             assert missed != ALL or at_ms == START_MS + 10 * SECOND * number
-    # The same again.
+    # The same copy again, before the new checkpoint has run.
+    job.table, job.born = copied, born
+    job.rebuild()
+    waiting = job.waiting()
+    again = dict(zip(waiting.column("offset").to_pylist(), waiting_in(waiting), strict=True))
+    assert len(again) == waiting.num_rows, "one of each"
+    if most is None:
+        assert set(again) == {*range(5)}
+    for offset, each in again.items():
+        came = job.came.get(offset, [])
+        assert each.occurrence.number > len(came)
+        assert not came or each.occurrence.at_ms > came[-1][1]
+    # The same after a batch.
     job.run(clock_ms + 100 * SECOND, 60 * SECOND)
     job.rebuild()
     if most is None:
@@ -254,6 +270,19 @@ def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
     assert lacks_following(cast(Any, store), handed_over) == lacks
     new = HandedOver((Progress(span),))
     assert not lacks_following(cast(Any, SimpleNamespace(newest_of=lambda _: None, is_fenced=lambda _: False)), new)
+
+
+@pytest.mark.parametrize(("first_bucket", "generation", "lacks"), [(0, 1, False), (0, 2, False), (9, 2, True)])
+def test_a_copy_from_before_a_checkpoint_replaced_another_lacks_what_followed(
+    first_bucket: int, generation: int, lacks: bool
+) -> None:
+    """Even before a batch of the checkpoint has stored what follows. A fresh one has a new generation too."""
+    new = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", generation, 1, first_bucket))),))
+    fences: dict[str, bool] = {}
+    store = cast(Any, SimpleNamespace(newest_of=lambda _: None, is_fenced=lambda writer: fences.get(writer, False)))
+    assert lacks_following(store, new) == lacks
+    fences[writer_of_birth("c")] = True
+    assert not lacks_following(store, new)
 
 
 def test_an_occurrence_that_was_taken_in_an_intact_table_has_ended() -> None:
