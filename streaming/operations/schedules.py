@@ -174,10 +174,12 @@ def _left_of_lost(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
     newest, left = handed_over.newest, [empty_messages()]
     for shard, own in by_shard(messages, len(handed_over.markers)):
         marker = handed_over.markers[shard]
-        last = OrderKey(newest.handed_over_below_ms, "", 0, 0)
-        if marker.batch.batch_id == newest.batch_id and marker.last is not None:
-            below_ms = marker.occurrences_below_ms
-            end_ms = newest.cutoff_ms if below_ms is None else below_ms
+        below_ms = marker.occurrences_below_ms
+        # The shard has staged nothing since its marker. A batch with a bound has not staged all below its cutoff.
+        span = newest if below_ms is None else marker.batch
+        last = OrderKey(span.handed_over_below_ms, "", 0, 0)
+        if marker.batch.batch_id == span.batch_id and marker.last is not None:
+            end_ms = span.cutoff_ms if below_ms is None else below_ms
             last = max(last, min(marker.last, OrderKey(end_ms, "", 0, 0)))
         left.append(left_of_lost(own, last))
     return pa.concat_tables(left).combine_chunks()

@@ -285,6 +285,19 @@ def test_a_copy_from_before_a_checkpoint_replaced_another_lacks_what_followed(
     assert not lacks_following(store, new)
 
 
+def test_a_restored_schedule_goes_on_with_what_the_bound_of_the_last_batch_of_its_shard_put_off() -> None:
+    """The newest batch was cut off before it staged anything of the shard."""
+    messages = published(*[ALL] * 5)
+    origin = CheckpointOrigin("c", 1, SHARDS, 1, START_MS)
+    bounded = BatchSpan(origin, 1, START_MS + 10 * SECOND, START_MS + 100 * SECOND)
+    newest = BatchSpan(origin, 2, START_MS + 100 * SECOND, START_MS + 200 * SECOND)
+    last, other = (OrderKey(START_MS + each * SECOND, "z", 0, 0) for each in (45, 120))
+    markers = Progress(bounded, 1, last, 1, START_MS + 50 * SECOND, 1), Progress(newest, 1, other, 1, None, 1)
+    left = schedules._left_of_lost(HandedOver(markers), messages)
+    numbers = {shard: {each.occurrence.number for each in waiting_in(own)} for shard, own in by_shard(left, SHARDS)}
+    assert numbers == {0: {5}, 1: {13}}
+
+
 def test_an_occurrence_that_was_taken_in_an_intact_table_has_ended() -> None:
     """The message was cancelled, and its id is forgotten."""
     job = Job(table=[(0, published(ONE))])
