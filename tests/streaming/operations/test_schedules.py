@@ -182,7 +182,8 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.takes(30)
+@settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([1, 200, 10**6]), st.none() | st.integers(1, 20))
 def test_one_occurrence_waits_after_each_rebuild(
     steps: list[tuple[int, int, int | None, bool]], group_bytes: int, most: int | None
@@ -202,7 +203,8 @@ def test_one_occurrence_waits_after_each_rebuild(
         check(job, messages, most=most)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.takes(30)
+@settings(max_examples=25, deadline=None)
 @given(STEPS, STEPS, st.none() | st.integers(1, 20))
 def test_schedules_go_on_after_a_restore_of_an_older_table(
     before: list[tuple[int, int, int | None, bool]], after: list[tuple[int, int, int | None, bool]], most: int | None
