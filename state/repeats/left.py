@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import pyarrow as pa
@@ -9,7 +10,8 @@ import pyarrow as pa
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import ID
 from state.order import OrderKey
-from state.repeats.occurrences import as_waiting, waiting_in
+from state.repeats.occurrences import Waiting, as_waiting, waiting_in
+from state.repeats.schedule import Occurrence
 
 
 def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms: int | None) -> pa.Table:
@@ -19,12 +21,7 @@ def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms
     `below_ms` or later (epoch ms). It has not stored the following occurrences.
     """
     end_ms = span.cutoff_ms if below_ms is None else below_ms
-    waiting, left = waiting_in(messages), []
-    ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
-    for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
-        waits = (one for one in each.coming(span) if one.at_ms >= end_ms or OrderKey(one.at_ms, *own) > last)
-        left += [(row, one) for one in islice(waits, 1)]
-    return as_waiting(messages, waiting, left)
+    return _first_left(messages, lambda each: each.coming(span), min(last, OrderKey(end_ms, "", 0, 0)))
 
 
 def left_of_lost(messages: pa.Table, last: OrderKey) -> pa.Table:
@@ -33,9 +30,14 @@ def left_of_lost(messages: pa.Table, last: OrderKey) -> pa.Table:
     Which occurrences were missed is not known. Each gets the number that it has if none was missed. That is not lower
     than its number before.
     """
+    return _first_left(messages, lambda each: each.schedule.later(each.occurrence, last.deliver_at_ms), last)
+
+
+def _first_left(messages: pa.Table, coming: Callable[[Waiting], Iterator[Occurrence]], last: OrderKey) -> pa.Table:
+    """Return the first occurrence of each message that comes after `last`."""
     waiting, left = waiting_in(messages), []
     ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
     for row, (each, own) in enumerate(zip(waiting, ids, strict=True)):
-        later = each.schedule.later(each.occurrence, last.deliver_at_ms)
-        left += [(row, one) for one in islice((one for one in later if OrderKey(one.at_ms, *own) > last), 1)]
+        later = (one for one in coming(each) if OrderKey(one.at_ms, *own) > last)
+        left += [(row, one) for one in islice(later, 1)]
     return as_waiting(messages, waiting, left)
