@@ -30,16 +30,10 @@ from sinks.topics.input_ends import input_bounds
 from sources.intake.header_columns import Rejections, flatten
 from sources.intake.presets import name_messages
 from sources.intake.repeats import find_repeats
+from sources.intake.schedule_headers import repeat_headers
 from state.checkpoint.batch_settings import DelayPolicy, policy_from
 from state.message import HEADERS
-from state.repeats.schedule import (
-    COUNT_HEADER,
-    MISSED_HEADER,
-    REPEAT_HEADER,
-    UNTIL_HEADER,
-    ZONE_HEADER,
-    Schedule,
-)
+from state.repeats.schedule import Schedule
 from streaming.checkpoint.current import current_checkpoint
 from streaming.processes.drain import drain
 from streaming.status.look import repeat_of
@@ -139,7 +133,7 @@ def moved_headers(row: Mapping[str, Any], names: HeaderSettings) -> list[tuple[s
     kept, due_ms, rule = row["headers"] or [], row["deliver_at_ms"], list[tuple[str, bytes]]()
     if row["repeats"]:
         schedule, occurrence = repeat_of(row)
-        kept, due_ms, rule = kept[:-2], occurrence.at_ms, repeat_headers(schedule, occurrence.number)
+        kept, due_ms, rule = kept[:-2], occurrence.at_ms, rest_of(schedule, occurrence.number)
     own = {*names.delays, names.deliver_to}
     return [
         *((header["key"], as_bytes(header["value"])) for header in kept if header["key"] not in own),
@@ -149,17 +143,17 @@ def moved_headers(row: Mapping[str, Any], names: HeaderSettings) -> list[tuple[s
     ]
 
 
-def repeat_headers(schedule: Schedule, number: int) -> list[tuple[str, bytes]]:
+def rest_of(schedule: Schedule, number: int) -> list[tuple[str, bytes]]:
     """Return the headers that ask for the occurrences of `schedule` from this `number` on."""
     rule = schedule.rule
-    values = {
-        REPEAT_HEADER: rule.cron or f"every {rule.interval_ms}ms",
-        ZONE_HEADER: rule.zone if rule.cron else None,
-        UNTIL_HEADER: schedule.until_ms,
-        COUNT_HEADER: None if schedule.count is None else schedule.count - number + 1,
-        MISSED_HEADER: schedule.missed,
-    }
-    return [(name, str(value).encode()) for name, value in values.items() if value is not None]
+    return repeat_headers(
+        rule.cron or f"every {rule.interval_ms}ms",
+        rule.zone if rule.cron else None,
+        None if schedule.until_ms is None else str(schedule.until_ms),
+        None if schedule.count is None else str(schedule.count - number + 1),
+        schedule.missed,
+        checked=False,
+    )
 
 
 def as_bytes(value: bytearray | None) -> bytes | None:
