@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Occurrence, Schedule
 from streaming.status.waiting_rows import Selection, waiting_rows
 from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
+from tests.scripts import module_of
 
 NOW_MS = 1_798_761_600_000
 MINUTE, HOUR = 60_000, 3_600_000
@@ -30,13 +30,7 @@ OWN = [("x", b"1"), ("y", None), ("x", b"2")]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).parent.parent / "examples" / "python" / "move.py"
-    spec = importlib.util.spec_from_file_location("move", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(Path(__file__).parent.parent / "examples" / "python" / "move.py")
 
 
 def waiting_row(own: Sequence[tuple[str, bytes | None]], until_ms: int, kind: int = REPEATING) -> dict[str, Any]:

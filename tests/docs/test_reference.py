@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -11,18 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.scripts import module_of
+
 GENERATOR = Path(__file__).parent.parent.parent / "docs/generate.py"
 
 
 @pytest.fixture(scope="module")
 def generator() -> Any:
     """The script docs/generate.py, as a module."""
-    spec = importlib.util.spec_from_file_location("generate", GENERATOR)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(GENERATOR)
 
 
 def test_the_reference_pages_match_the_code(generator: Any) -> None:

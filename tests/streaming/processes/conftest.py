@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from conf.failpoints import ROOT_VARIABLE
 from conf.kafka.options import librdkafka_options
@@ -24,6 +26,13 @@ from tests.sinks.committed_records import committed
 
 HandOver = Callable[..., None]
 Released = Callable[[], list[int]]
+
+
+def delete_records(settings: Settings, topic: str, shard: int, end: int = OFFSET_END) -> int:
+    """Delete the records of a shard's partition below `end`, and return the offset from which on there are any."""
+    partition = TopicPartition(topic, shard, end)
+    admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
+    return int(admin.delete_records([partition])[partition].result().low_watermark)
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import logging
 import time
 
 import pytest
-from confluent_kafka import OFFSET_END, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from conf.errors import TopicMissing
 from conf.load import load_settings
@@ -21,7 +20,7 @@ from streaming.processes.restarts import Pauses
 from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
-from tests.streaming.processes.conftest import HandOver, Released
+from tests.streaming.processes.conftest import HandOver, Released, delete_records
 
 
 def test_without_messages_no_process_is_started(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +98,7 @@ def test_a_log_that_is_deleted_to_its_end_when_all_is_released_is_no_loss(
 ) -> None:
     handed_over(1)
     drain(prepared)
-    partition = TopicPartition(prepared.ready_topic, 0, OFFSET_END)
-    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
-    assert admin.delete_records([partition])[partition].result().low_watermark > 1
+    assert delete_records(prepared, prepared.ready_topic, 0) > 1
     assert unreleased_shards(prepared) == []
     handed_over(2)
     drain(prepared)

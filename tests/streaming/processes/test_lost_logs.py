@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.options import librdkafka_options
@@ -17,7 +16,7 @@ from streaming.operations.ready_log import repair_ready_log
 from streaming.processes.drain import left_to_release, unreleased_shards
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.streaming.processes.conftest import HandOver, Released, releasing
+from tests.streaming.processes.conftest import HandOver, Released, delete_records, releasing
 
 
 @pytest.mark.takes(12)
@@ -41,9 +40,7 @@ def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_o
     handed_over(2)
     handed_over(3)
     forward(4)
-    partition = TopicPartition(prepared.near_topic, 0, 1)
-    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
-    admin.delete_records([partition])[partition].result()
+    delete_records(prepared, prepared.near_topic, 0, 1)
     (repaired,) = repair_ready_log(prepared)
     assert repaired.reason.endswith(f"{prepared.near_topic}/0 begins at offset 1, but is released only up to 0")
     assert (repaired.shard, repaired.lost, repaired.left) == (0, 2, 3)
@@ -79,7 +76,7 @@ def test_records_that_cannot_be_read_are_skipped_by_a_repair_and_all_others_are_
     for place in (f"{prepared.ready_topic}/0 at offset 4", f"{prepared.near_topic}/0 at offset 0"):
         assert f"{place} is not a chunk of this Delayline version" in repaired.reason
     assert (repaired.shard, repaired.lost, repaired.left, repaired.had_position) == (0, 2, 3, True)
-    # What is skipped is lost once.
+    # A skipped record is lost once.
     assert repair_ready_log(prepared) == []
     assert left_to_release(prepared)[0] == 2
     with releasing(prepared):
@@ -98,9 +95,7 @@ def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
     handed_over(1)
     handed_over(2)
     # As a release process does that has released the first one.
-    partition = TopicPartition(prepared.ready_topic, 0, 1)
-    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
-    admin.delete_records([partition])[partition].result()
+    delete_records(prepared, prepared.ready_topic, 0, 1)
     (repaired,) = repair_ready_log(prepared)
     assert repaired.reason.endswith(f"{prepared.ready_topic}/0 begins at offset 1, and the shard has no position")
     assert (repaired.lost, repaired.left, repaired.had_position) == (None, 1, False)

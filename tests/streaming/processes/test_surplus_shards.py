@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conf.settings import Settings
@@ -13,7 +13,7 @@ from streaming.local.broker import EmbeddedBroker
 from streaming.operations.ready_log import repair_ready_log
 from streaming.processes.drain import unreleased_shards
 from tests.eventually import assert_eventually
-from tests.streaming.processes.conftest import HandOver, Released, releasing
+from tests.streaming.processes.conftest import HandOver, Released, delete_records, releasing
 
 
 @pytest.mark.takes(12)
@@ -43,9 +43,7 @@ def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
     ensure_shards(prepared, 3)
     handed_over(1, shard=2)
     handed_over(2)
-    partition = TopicPartition(prepared.ready_topic, 2, OFFSET_END)
-    admin = AdminClient({"bootstrap.servers": prepared.kafka.bootstrap_servers})
-    admin.delete_records([partition])[partition].result()
+    delete_records(prepared, prepared.ready_topic, 2)
     assert unreleased_shards(prepared) == [0, 2]
     # Nothing tells a shard that was never released from one that has lost its position.
     assert [(each.shard, each.lost, each.left) for each in repair_ready_log(prepared)] == [(2, None, 0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -128,10 +128,17 @@ class EmptyTable:
         return []
 
 
-def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredIds]:
+    """Stored ids of an empty table, to which batches add."""
     monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
-    stored = StoredIds(cast(BucketTable, EmptyTable()))
-    stored.open(0, ORIGIN)
+    found = StoredIds(cast(BucketTable, EmptyTable()))
+    found.open(0, ORIGIN)
+    yield found
+    found.close()
+
+
+def test_what_was_replaced_is_known_by_its_replacement(stored: StoredIds) -> None:
     # The topic of an id that somebody asks for may be any text.
     ids = [(TOPIC, 0, 1), (TOPIC, 0, 2), ("a/b", 1, 2)]
     replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
@@ -141,15 +148,9 @@ def test_what_was_replaced_is_known_by_its_replacement(tmp_path: Path, monkeypat
     asks.append(Ask((TOPIC, 0, 8), (TOPIC, 0, 1), WAITING))
     assert stored.replaced_by(ask_table_of(asks)) == replaced
     assert stored.cancelled_among(ids_of(ids)).ids[TOPIC, 0].tolist() == [1, 2]
-    stored.close()
 
 
-def test_what_is_cancelled_again_is_known_by_the_last_batch_that_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
-    stored = StoredIds(cast(BucketTable, EmptyTable()))
-    stored.open(0, ORIGIN)
+def test_what_is_cancelled_again_is_known_by_the_last_batch_that_did(stored: StoredIds) -> None:
     for bucket, offsets in ((3, (1, 2)), (7, (1,))):
         stored.add(cancelled((TOPIC, 0, at, 500, 510) for at in offsets), NAMED_SCHEMA.empty_table(), bucket)
     asked = ids_of((TOPIC, 0, at) for at in (1, 2, 3))
@@ -157,7 +158,6 @@ def test_what_is_cancelled_again_is_known_by_the_last_batch_that_did(
     assert [found.among(table_of(asked), bucket).tolist() for bucket in (3, 4, 8)] == [
         [True, True, False], [True, False, False], [False, False, False],
     ]  # fmt: skip
-    stored.close()
 
 
 def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined(store: BucketTable) -> None:
@@ -175,11 +175,7 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
 
 
-def test_only_messages_that_have_a_name_still_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
-    stored = StoredIds(cast(BucketTable, EmptyTable()))
-    stored.open(0, ORIGIN)
-
+def test_only_messages_that_have_a_name_still_keep_it(stored: StoredIds) -> None:
     def add(bucket: int, *rows: tuple[str, int, bool]) -> None:
         names = [(hash_of(name), TOPIC, 1, offset, 500, 500, keeps) for name, offset, keeps in rows]
         stored.add(cancelled([]), table_from(names, NAMED_SCHEMA), bucket)
@@ -193,16 +189,11 @@ def test_only_messages_that_have_a_name_still_keep_it(tmp_path: Path, monkeypatc
     ]
     stored.forget(501, {})
     assert not stored.keeping_among(ids_of([(TOPIC, 1, 4)])).num_rows
-    stored.close()
 
 
 def test_a_cancelled_holder_does_not_get_its_name_back_after_the_last_occurrence_of_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: StoredIds,
 ) -> None:
-    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
-    stored = StoredIds(cast(BucketTable, EmptyTable()))
-    stored.open(0, ORIGIN)
-
     def add(bucket: int, *rows: tuple[str, int, int, int, bool]) -> None:
         names = [(hash_of(name), TOPIC, 1, *row) for name, *row in rows]
         stored.add(cancelled([]), table_from(names, NAMED_SCHEMA), bucket)
@@ -224,7 +215,6 @@ def test_a_cancelled_holder_does_not_get_its_name_back_after_the_last_occurrence
     assert not stored.keeping_among(ids_of([(TOPIC, 1, 1)])).num_rows
     stored.forget(9_001, {})
     assert found(0) == []
-    stored.close()
 
 
 def test_no_file_has_a_name_while_it_is_open(full: BucketTable) -> None:
