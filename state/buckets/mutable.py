@@ -50,7 +50,7 @@ def advance(
     """Add `arrivals`, split off what is due, and seal the far part if the bucket is over a threshold.
 
     Messages with one of the ids `replacements` are not kept: the batch may refuse them, and a kept message cannot be
-    taken back. Messages in `undecided`, which were taken out of the bucket or the arrivals, are not kept either.
+    removed. Messages in `undecided`, which were taken out of the bucket or the arrivals, are not kept either.
     Neither are messages that repeat: the batch that stages them finds them in the table.
     """
     arrivals, apart = _divided(arrivals, replacements)

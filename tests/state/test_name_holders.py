@@ -222,7 +222,7 @@ def test_a_record_that_the_table_does_not_know_is_due_no_sooner_than_the_message
         (0, 4): FAR_MS,
     }
     assert taken_over(stored(1, 600), unknown(2), overdue=ids_of([(TOPIC, 0, 1)])) == {(0, 2): 600}
-    # Of another name, partition or mode, and before the one that waits.
+    # Another name, partition or mode, and a message before the one that waits.
     assert taken_over(unknown(0), stored(1), unknown(2, name="b"), unknown(2, partition=1)) == {}
     assert taken_over(stored(1), unknown(2), mode=REPLACE) == {}
 

@@ -72,7 +72,7 @@ def test_it_knows_as_many_as_it_was_told_to_and_the_oldest_go_first() -> None:
         released.add(_sent(number * 3, 3), {}, {}, NOW_MS + number * 20_000)
         released.settle(NOW_MS + number * 20_000)
     known = released.find(_asked(*range(12)), NOW_MS + 60_000)
-    # Of the third transaction, the first two.
+    # The first two of the third transaction.
     assert [each is not None for each in known] == [False] * 6 + [True, True, False] + [True] * 3
     assert len(released._transactions) == 2
 

@@ -89,7 +89,7 @@ def test_first_occurrence(pairs: list[tuple[str, bytes]], due_ms: int) -> None:
 def test_first_delay_that_is_too_long_is_shortened_if_the_policy_says_so(
     rule: bytes, delay: tuple[str, bytes], due_ms: Callable[[int], int], age_ms: int
 ) -> None:
-    """A message that repeats is no dead letter where another one is not."""
+    """A message that repeats is a dead letter only where any message is."""
     written_ms, pairs = CLOCK_MS - age_ms, [("delayline-repeat", rule), delay]
     policy = DelayPolicy(repeats=True, most_ms=DAY, clamps=True)
     found = accepted(*pairs, policy=policy, timestamp_ms=written_ms)

@@ -1,4 +1,4 @@
-"""What the reader of a lane says of its partitions, with a real broker."""
+"""The reader of a lane tells where its partitions end, with a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done before something else follows a batch that was cut off."""
+"""A batch that was cut off is finished before anything else follows."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Waiting:
     """Stands in for what waits: messages that were postponed before, and have headers of their own.
 
     `on_look` is called with the ids of each look before that answers. `values`, `repeats` and `gone` are by offset.
-    What repeats has a second row, of a staged occurrence, behind all that waits.
+    A message that repeats has a second row, of a staged occurrence, behind all that waits.
     """
 
     def __init__(self, settings: Settings, count: int = 2) -> None:

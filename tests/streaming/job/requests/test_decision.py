@@ -1,4 +1,4 @@
-"""What a batch decides about its asks, of which it is known where their messages are."""
+"""Decisions of a batch about its requests, once it is known where their messages are."""
 
 from __future__ import annotations
 
