@@ -24,7 +24,7 @@ from streaming.monitor.client import ask
 
 CASE = "1,000 messages/s, with the page"
 SHARE = 0.02
-# Prometheus' usual interval. The page's own asks are in the CPU of the job already.
+# Prometheus' usual interval. The page's own requests are in the CPU of the job already.
 _EVERY_S = 15.0
 # So many that their CPU is far above the clock's tick of 10 ms.
 _ASKS = 200

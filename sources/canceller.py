@@ -31,7 +31,7 @@ _PUBLISH_TIMEOUT_S = 60.0
 _BY_KEY = -1
 
 
-class Ask(NamedTuple):
+class RequestRecord(NamedTuple):
     """A request record: its topic, key and partition, the header of the request, and the header's value as text."""
 
     topic: str
@@ -79,47 +79,49 @@ class Canceller:
         # The first failure to publish a request.
         self._failure: PublishFailed | RightMissing | None = None
 
-    def ask(self, asks: Sequence[Ask], headers: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Publish the requests `asks` with `headers`, which come back with the answers.
+    def ask(self, requests: Sequence[RequestRecord], headers: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Publish `requests` with `headers`, which come back with the answers.
 
         Nothing is published if an input topic does not have the partition of an id. If publishing fails in the middle,
         `answers` raises the error, after the answers to the published requests.
 
         Raises UsageError, TopicMissing, BrokerUnreachable; PublishFailed or RightMissing if none is published.
         """
-        if not asks:
+        if not requests:
             return
-        self._check_partitions(asks)
+        self._check_partitions(requests)
         options = {**NO_SIZE_LIMIT, "acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"}
         producer = Producer(librdkafka_options(self._settings.kafka) | options, logger=client_log(log))
-        for ask in asks:
-            self._produce(producer, ask, headers)
+        for request in requests:
+            self._produce(producer, request, headers)
         if producer.flush(_PUBLISH_TIMEOUT_S):
             self._fail("an input topic", "not all requests are confirmed")
         if self._failure is not None and not self._open:
             raise self._failure
 
-    def _check_partitions(self, asks: Sequence[Ask]) -> None:
-        numbers = {topic: self._answers.partitions(topic) for topic in sorted({ask.topic for ask in asks})}
-        for ask in asks:
-            known = numbers[ask.topic]
-            if ask.partition not in (_BY_KEY, *known):
-                raise UsageError(f"{ask.text!r}: {ask.topic} has no partition {ask.partition}, only 0 to {known[-1]}")
+    def _check_partitions(self, requests: Sequence[RequestRecord]) -> None:
+        numbers = {topic: self._answers.partitions(topic) for topic in sorted({request.topic for request in requests})}
+        for request in requests:
+            known = numbers[request.topic]
+            if request.partition not in (_BY_KEY, *known):
+                raise UsageError(
+                    f"{request.text!r}: {request.topic} has no partition {request.partition}, only 0 to {known[-1]}"
+                )
 
-    def _produce(self, producer: Producer, ask: Ask, headers: Sequence[tuple[str, bytes]]) -> None:
+    def _produce(self, producer: Producer, request: RequestRecord, headers: Sequence[tuple[str, bytes]]) -> None:
         """Publish a request, unless an earlier one has failed."""
-        own: list[tuple[str, str | bytes | None]] = [ask.header, *headers]
-        asked = partial(self._asked, ask)
+        own: list[tuple[str, str | bytes | None]] = [request.header, *headers]
+        asked = partial(self._asked, request)
         while self._failure is None:
             try:
-                producer.produce(ask.topic, None, ask.key, ask.partition, headers=own, on_delivery=asked)
+                producer.produce(request.topic, None, request.key, request.partition, headers=own, on_delivery=asked)
                 producer.poll(0)
                 return
             except BufferError:
                 # The client's queue is full, by number or by bytes.
                 producer.poll(0.1)
             except KafkaException as problem:
-                self._fail(ask.topic, problem.args[0])
+                self._fail(request.topic, problem.args[0])
 
     def expect(self, replacement: str, asked: str) -> None:
         """Let `answers` also wait for the answer to `replacement`, a message that replaces `asked`: two message ids."""
@@ -159,12 +161,12 @@ class Canceller:
     ) -> None:
         self.close()
 
-    def _asked(self, ask: Ask, error: KafkaError | None, message: Message) -> None:
+    def _asked(self, request: RequestRecord, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._fail(ask.topic, error)
+            self._fail(request.topic, error)
             return
-        by_name = ask.header[0] == CANCEL_NAME_HEADER
-        self._open[f"{message.topic()}/{message.partition()}/{message.offset()}"] = ask.text, by_name
+        by_name = request.header[0] == CANCEL_NAME_HEADER
+        self._open[f"{message.topic()}/{message.partition()}/{message.offset()}"] = request.text, by_name
 
     def _fail(self, where: str, error: KafkaError | str) -> None:
         """Keep the first failure."""
@@ -180,13 +182,13 @@ class Canceller:
         )
 
 
-def asks_for(
+def requests_for(
     settings: Settings,
     ids: Iterable[str],
     names: Iterable[str] = (),
     topic: str | None = None,
     header: str = CANCEL_HEADER,
-) -> list[Ask]:
+) -> list[RequestRecord]:
     """Return the requests for the messages with these `ids`, and requests to cancel the messages with these `names`.
 
     `header` is the request for the ids: `CANCEL_HEADER` or `DELIVER_NOW_HEADER`. A request by name goes to the
@@ -194,15 +196,15 @@ def asks_for(
     to the first one. Raises UsageError for an id that does not belong to an input topic, and for a name that the job
     would not look up.
     """
-    asks = []
+    requests = []
     for text in ids:
         place, number, _ = place_of(text, settings)
-        asks.append(Ask(place, None, number, (header, text.encode()), text))
+        requests.append(RequestRecord(place, None, number, (header, text.encode()), text))
     named = settings.topics.input[0] if topic is None else topic
     for text in names:
         _check_name(text, named, settings)
-        asks.append(Ask(named, text.encode(), _BY_KEY, (CANCEL_NAME_HEADER, text.encode()), text))
-    return asks
+        requests.append(RequestRecord(named, text.encode(), _BY_KEY, (CANCEL_NAME_HEADER, text.encode()), text))
+    return requests
 
 
 def _check_name(name: str, topic: str, settings: Settings) -> None:

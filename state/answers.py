@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import InvariantViolated
-from state.cancel import ASK_ID, own_ids
+from state.cancel import REQUEST_ID, own_ids
 from state.kinds import ANSWER, KIND, REQUEST, kinds_of
 from state.message_ids import ID_SCHEMA, id_texts, places_in
 from state.reasons import RESULTS, Reason
@@ -40,29 +40,29 @@ class Output(NamedTuple):
 
 
 def answers_to(
-    asks: pa.Table,
+    requests: pa.Table,
     reasons: Iterable[Reason],
     accepted: pa.Array | None = None,
     more: Iterable[Mapping[str, Any]] | None = None,
 ) -> pa.Table:
-    """Return the answers to `asks`, JSON objects, as a table of `ANSWER_SCHEMA`.
+    """Return the answers to `requests`, JSON objects, as a table of `ANSWER_SCHEMA`.
 
     Args:
-        asks: the columns `ID` and `ASK_ID`. Those for `NOTHING` keep their keys.
+        requests: the columns `ID` and `REQUEST_ID`. Those for `NOTHING` keep their keys.
         reasons: the reason of each answer.
         accepted: whether the message of each replacement is accepted; null for other requests.
         more: other fields of each answer.
     """
-    parts = [_quoted_ids(asks), pa.array([_TEXTS[reason] for reason in reasons], pa.string())]
+    parts = [_quoted_ids(requests), pa.array([_TEXTS[reason] for reason in reasons], pa.string())]
     if accepted is not None and accepted.null_count < len(accepted):
         # The name of an input topic needs no escape.
-        own, flag = id_texts(own_ids(asks)), pc.if_else(accepted, "true", "false")
+        own, flag = id_texts(own_ids(requests)), pc.if_else(accepted, "true", "false")
         parts.append(pc.binary_join_element_wise(', "replacement": "', own, '", "accepted": ', flag, "").fill_null(""))
     if more is not None:
         texts = ["".join(f', "{name}": {_json(value)}' for name, value in each.items()) for each in more]
         parts.append(pa.array(texts, pa.string()))
     values = pc.binary_join_element_wise('{"id": ', *parts, "}", "")
-    return _answer_table(asks, values.cast(pa.large_binary()))
+    return _answer_table(requests, values.cast(pa.large_binary()))
 
 
 def _json(fields: Any) -> str:
@@ -76,15 +76,15 @@ _TEXTS = {
 }
 
 
-def _quoted_ids(asks: pa.Table) -> pa.ChunkedArray:
-    """Return the id in each of the requests `asks`, as JSON."""
-    topics = asks.column("topic").combine_chunks().dictionary_encode()
+def _quoted_ids(requests: pa.Table) -> pa.ChunkedArray:
+    """Return the id in each of `requests`, as JSON."""
+    topics = requests.column("topic").combine_chunks().dictionary_encode()
     # A stranger may ask for any text.
     quoted = pa.array([_json(each).removesuffix('"') for each in topics.dictionary.to_pylist()], pa.string())
-    texts = (asks.column(name).cast(pa.string()) for name in ("partition", "offset"))
+    texts = (requests.column(name).cast(pa.string()) for name in ("partition", "offset"))
     ids = pc.binary_join_element_wise(quoted.take(topics.indices), *texts, "/")
     ids = pc.binary_join_element_wise(ids, '"', "")
-    return pc.if_else(pc.less(asks.column("offset"), 0), "null", ids)
+    return pc.if_else(pc.less(requests.column("offset"), 0), "null", ids)
 
 
 def count_results(answers: pa.Table) -> dict[str, int]:
@@ -128,15 +128,15 @@ class Undecided(NamedTuple):
         return Undecided(*json.loads(value))
 
 
-def undecided_asks(asks: pa.Table, undecided: Sequence[Undecided]) -> pa.Table:
-    """Return `undecided` in place of the answers to `asks`, one for each, as a table of `ANSWER_SCHEMA`."""
+def undecided_requests(requests: pa.Table, undecided: Sequence[Undecided]) -> pa.Table:
+    """Return `undecided` in place of the answers to `requests`, one for each, as a table of `ANSWER_SCHEMA`."""
     texts = {each: each.to_bytes() for each in set(undecided)}
-    return _answer_table(asks, pa.array([texts[each] for each in undecided], pa.large_binary()), REQUEST)
+    return _answer_table(requests, pa.array([texts[each] for each in undecided], pa.large_binary()), REQUEST)
 
 
-def no_answers(asks: pa.Table) -> pa.Table:
-    """Return that nobody waits for an answer to any of `asks`, as a table of `ANSWER_SCHEMA`."""
-    return _answer_table(asks, pa.nulls(asks.num_rows, pa.large_binary()))
+def no_answers(requests: pa.Table) -> pa.Table:
+    """Return that nobody waits for an answer to any of `requests`, as a table of `ANSWER_SCHEMA`."""
+    return _answer_table(requests, pa.nulls(requests.num_rows, pa.large_binary()))
 
 
 def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
@@ -147,13 +147,13 @@ def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
     mask = np.asarray(kinds_of(messages) == REQUEST)
     if not mask.any():
         return messages
-    asks = messages.filter(pa.array(mask))
-    places = places_in(answers, asks)
+    requests = messages.filter(pa.array(mask))
+    places = places_in(answers, requests)
     if (places < 0).any():
-        missing = id_texts(asks)[int(np.argmin(places))]
+        missing = id_texts(requests)[int(np.argmin(places))]
         raise InvariantViolated(f"the request {missing} is staged without an answer")
     own = answers.take(pa.array(places))
-    keys = pc.coalesce(own.column("key"), asks.column("key"))
+    keys = pc.coalesce(own.column("key"), requests.column("key"))
     for name, new in (("kind", own.column("kind")), ("value", own.column("value")), ("key", keys)):
         field = messages.schema.get_field_index(name)
         filled = pc.replace_with_mask(messages.column(name).combine_chunks(), pa.array(mask), new.combine_chunks())
@@ -165,9 +165,9 @@ def answered(messages: pa.Table, answers: pa.Table) -> pa.Table:
     return messages.filter(pa.array(~unwanted))
 
 
-def _answer_table(asks: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Table:
-    """Return `values` as the answers to `asks`. The key of an answer is the id in its request, or null without one."""
-    keys = pc.if_else(pc.less(asks.column("offset"), 0), pa.scalar(None, pa.string()), id_texts(asks))
-    kinds = pa.repeat(pa.scalar(kind, KIND.type), asks.num_rows)
-    columns = [*(asks.column(name) for name in ASK_ID), values, keys.cast(pa.binary()), kinds]
+def _answer_table(requests: pa.Table, values: pa.Array, kind: int = ANSWER) -> pa.Table:
+    """Return `values` as the answers to `requests`. An answer's key is the id in its request, or null without one."""
+    keys = pc.if_else(pc.less(requests.column("offset"), 0), pa.scalar(None, pa.string()), id_texts(requests))
+    kinds = pa.repeat(pa.scalar(kind, KIND.type), requests.num_rows)
+    columns = [*(requests.column(name) for name in REQUEST_ID), values, keys.cast(pa.binary()), kinds]
     return pa.table(columns, names=ANSWER_SCHEMA.names).cast(ANSWER_SCHEMA)

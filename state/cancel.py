@@ -1,7 +1,7 @@
 """Cancels, replacements and delivery at once: their headers, and the requests that these make.
 
-A record with the header `CANCEL_HEADER`, or `DELIVER_NOW_HEADER`, is a *request* (`Ask`). It is accepted like a message
-that goes to the results topic at once, with the requested id as its key. So it is ordered, staged and released like any
+A record with the header `CANCEL_HEADER`, or `DELIVER_NOW_HEADER`, is a `Request`. It is accepted like a message that
+goes to the results topic at once, with the requested id as its key. So it is ordered, staged and released like any
 message, exactly once. Its kind is `REQUEST` (`state.kinds`) until its value, the *answer*, is filled in. Its batch
 decides that (`streaming.job.requests.decision`), or a release process (`state.answers`).
 
@@ -44,7 +44,7 @@ Successor = MessageId | int
 NONE_REPLACED: Mapping[MessageId, MessageId] = MappingProxyType({})
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """A request: its own id, and the id of the requested message.
 
     - `condition`: for a replacement, one of `CONDITIONS` or a mode of `state.names`. A replacement has the id of its
@@ -70,14 +70,14 @@ class Ask(NamedTuple):
 
 # Requests, by the id of the requested message. As rows of messages, requests have this id as their key, and the headers
 # that the publisher sent along. They have no value until their batch has decided: then it is the answer or `Undecided`.
-ASK_SCHEMA = pa.schema(
+REQUEST_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
-        ("ask_topic", pa.string()),
-        ("ask_partition", pa.int32()),
-        ("ask_offset", pa.int64()),
+        ("request_topic", pa.string()),
+        ("request_partition", pa.int32()),
+        ("request_offset", pa.int64()),
         ("condition", pa.string()),
         ("deliver_at_ms", pa.int64()),
         ("name", pa.binary()),
@@ -87,8 +87,8 @@ ASK_SCHEMA = pa.schema(
         ("repeats", pa.bool_()),
     ]
 )
-# The columns of `ASK_SCHEMA` with a request's own id.
-ASK_ID = tuple(f"ask_{name}" for name in ID)
+# The columns of `REQUEST_SCHEMA` with a request's own id.
+REQUEST_ID = tuple(f"request_{name}" for name in ID)
 _TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer", "delivers", "repeats")
 
 
@@ -108,33 +108,33 @@ def without_named(messages: pa.Table, named: Mask) -> pa.Table:
     return messages.filter(pa.array(~named | ~is_message(messages)))
 
 
-def asked_by(asks: pa.Table) -> pa.Table:
-    """Return the requested id (`ID`) and the own id (`ASK_ID`) of each of `asks`, which are rows of messages."""
+def asked_by(requests: pa.Table) -> pa.Table:
+    """Return the requested id (`ID`) and the own id (`REQUEST_ID`) of `requests`, which are rows of messages."""
     # Keys are ids that were parsed before.
-    asked = ids_from_texts(asks.column("key").cast(pa.string()))
-    return pa.table([*asked.columns, *(asks.column(name) for name in ID)], names=[*ID, *ASK_ID])
+    asked = ids_from_texts(requests.column("key").cast(pa.string()))
+    return pa.table([*asked.columns, *(requests.column(name) for name in ID)], names=[*ID, *REQUEST_ID])
 
 
-def asks_of(table: pa.Table) -> list[Ask]:
-    """Return the requests of a table that has the columns of `ASK_SCHEMA`."""
-    asked, own = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ID, ASK_ID))
+def requests_of(table: pa.Table) -> list[Request]:
+    """Return the requests of a table that has the columns of `REQUEST_SCHEMA`."""
+    asked, own = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ID, REQUEST_ID))
     terms = (table.column(name).to_pylist() for name in _TERMS)
-    return list(map(Ask, own, asked, *terms))
+    return list(map(Request, own, asked, *terms))
 
 
-def replacement_ids(asks: pa.Table) -> Ids:
-    """Return the ids of the replacements among `asks`, a table that has the columns of `ASK_SCHEMA`."""
-    return ids_in(own_ids(asks.filter(pc.is_valid(asks.column("condition")))))
+def replacement_ids(requests: pa.Table) -> Ids:
+    """Return the ids of the replacements among `requests` (`REQUEST_SCHEMA`)."""
+    return ids_in(own_ids(requests.filter(pc.is_valid(requests.column("condition")))))
 
 
-def own_ids(asks: pa.Table) -> pa.Table:
-    """Return the own ids of `asks`, a table that has the columns of `ASK_SCHEMA`, as a table with the columns `ID`."""
-    return asks.select(ASK_ID).rename_columns(ID)
+def own_ids(requests: pa.Table) -> pa.Table:
+    """Return the own ids of `requests` (`REQUEST_SCHEMA`), as a table with the columns `ID`."""
+    return requests.select(REQUEST_ID).rename_columns(ID)
 
 
-def delivering_ids(asks: pa.Table) -> Ids:
-    """Return the ids that shall be due at once by `asks`, a table that has the columns of `ASK_SCHEMA`."""
-    return ids_in(asks.filter(asks.column("delivers")))
+def delivering_ids(requests: pa.Table) -> Ids:
+    """Return the ids that shall be due at once by `requests` (`REQUEST_SCHEMA`)."""
+    return ids_in(requests.filter(requests.column("delivers")))
 
 
 def replacing(asked: str, condition: str) -> list[tuple[str, bytes]]:

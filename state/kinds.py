@@ -52,7 +52,7 @@ def is_delivered(messages: pa.Table | pa.RecordBatch) -> Mask:
     return np.asarray(is_message(messages) | (kinds_of(messages) == OCCURRENCE))
 
 
-def is_ask(messages: pa.Table | pa.RecordBatch) -> Mask:
+def is_request(messages: pa.Table | pa.RecordBatch) -> Mask:
     """Return which rows are requests, with or without their answers."""
     kinds = kinds_of(messages)
     return np.asarray((kinds == REQUEST) | (kinds == ANSWER))

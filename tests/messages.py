@@ -14,7 +14,7 @@ from state import kinds
 from state.answers import answers_to
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.id_rows import ID_ROW_SCHEMA, STORED_IDS, unpacked_ids
-from state.cancel import ASK_ID, MessageId
+from state.cancel import REQUEST_ID, MessageId
 from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import HEADERS, MESSAGE_SCHEMA, encode_chunk
@@ -110,10 +110,10 @@ def cancelled(rows: Iterable[tuple[str, int, int, int, int]]) -> pa.Table:
 
 
 def answer_value(asked: MessageId, reason: Reason, own: MessageId = ("in", 0, 0), **more: Any) -> bytes:
-    """Return the value of one answer to the ask `own`. `more` are `accepted`, or where the message went (`output`)."""
-    ask = pa.table([[part] for part in (*asked, *own)], names=[*ID, *ASK_ID])
+    """Return the value of the answer to request `own`. `more` are `accepted`, or where the message went (`output`)."""
+    request = pa.table([[part] for part in (*asked, *own)], names=[*ID, *REQUEST_ID])
     accepted, output = pa.array([more.get("accepted")], pa.bool_()), more.get("output")
-    (row,) = answers_to(ask, [reason], accepted, [output.field() if output else {}]).to_pylist()
+    (row,) = answers_to(request, [reason], accepted, [output.field() if output else {}]).to_pylist()
     value: bytes = row["value"]
     return value
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from sinks.internal_topics.position import Place
 from sinks.release.removals import Fate, Removal
 from state.answers import Undecided
-from state.cancel import ASK_ID, MessageId, asked_by
+from state.cancel import REQUEST_ID, MessageId, asked_by
 from state.kinds import requests_in
 from state.message_ids import ID, NO_IDS, Ids, ids_in, ids_of
 from state.order import OrderKey
@@ -56,7 +56,7 @@ def wanted_now(requests: pa.Table) -> Ids:
     if not any(delivers):
         return NO_IDS
     table = asked_by(requests)
-    own, asked = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (ASK_ID, ID))
+    own, asked = (zip(*(table.column(name).to_pylist() for name in names), strict=True) for names in (REQUEST_ID, ID))
     first: dict[MessageId, bool] = {}
     for _, message, now in sorted(zip(own, asked, delivers, strict=True)):
         first.setdefault(message, now)

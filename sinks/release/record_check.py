@@ -28,7 +28,7 @@ from sinks.release.records import (
 from sinks.release.stubs import as_stub
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits
-from state.kinds import ANSWER, DEAD_LETTER, REQUEST, is_ask
+from state.kinds import ANSWER, DEAD_LETTER, REQUEST, is_request
 from state.stub import MOST_STUB_BYTES
 
 # The records of a transaction that topics refused, with the error of each: by topic and message id.
@@ -88,7 +88,7 @@ class RecordCheck:
     def doubted(self, batch: pa.RecordBatch, largest_bytes: int) -> npt.NDArray[np.bool_]:
         """Return, a column at a time, for which messages `admitted` may change the record."""
         limits, which = self._limits_of(batch)
-        doubted = _bools(pc.equal(batch.column("output_topic"), self.results)) & ~is_ask(batch)
+        doubted = _bools(pc.equal(batch.column("output_topic"), self.results)) & ~is_request(batch)
         if largest_bytes > min((each.max_bytes for each in limits), default=NO_LIMIT):
             doubted |= bytes_at_most(batch) > np.array([each.max_bytes for each in limits])[which]
         if any(each.needs_key for each in limits) and batch.column("key").null_count:

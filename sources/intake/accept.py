@@ -185,7 +185,7 @@ def accept_group(
     partitions = partitions_for(keys, input_partitions, counts)
     if kind is Kind.MESSAGES:
         partitions = envelope.partitions(partitions, counts, is_rejected)
-    asks = {ASKED: asked, NAME: given, CONDITION: conditions}
+    requests = {ASKED: asked, NAME: given, CONDITION: conditions}
     columns = {
         "deliver_at_ms": deliver_at,
         "kind": kinds,
@@ -200,7 +200,7 @@ def accept_group(
         "key": keys,
         "value": values,
         "headers": all_headers,
-        **{name: pc.if_else(is_rejected, None, column) for name, column in asks.items()},
+        **{name: pc.if_else(is_rejected, None, column) for name, column in requests.items()},
     }
     return pa.table(columns).cast(ROW_SCHEMA)
 

@@ -13,13 +13,13 @@ from sources.intake.header_columns import Ints, one_array, without_headers
 from sources.intake.names import request_keys
 from sources.intake.partitioner import partitions_for
 from state.cancel import (
-    ASK_ID,
-    ASK_SCHEMA,
     CONDITION_HEADER,
     DELIVER_NOW_HEADER,
     NOTHING,
     OPERATOR_HEADER,
     REPLACES_HEADER,
+    REQUEST_ID,
+    REQUEST_SCHEMA,
 )
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import REQUEST, is_message, repeats
@@ -31,7 +31,7 @@ from state.repeats.occurrences import waiting_in
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER
 
 # The request of a row, in columns after the message's columns: the id of a message as binary, the name of a message,
-# and the condition (`state.cancel.Ask`). If a message comes with the request, name and condition are its own.
+# and the condition (`state.cancel.Request`). If a message comes with the request, name and condition are its own.
 ASKED, NAME, CONDITION = "asked", "name", "condition"
 # Accepted records. A rejected record has no request.
 ROW_SCHEMA = pa.schema([*MESSAGE_SCHEMA, (ASKED, pa.binary()), (NAME, pa.binary()), (CONDITION, pa.string())])
@@ -41,11 +41,11 @@ class Accepted(NamedTuple):
     """Accepted records.
 
     - `messages`: rows of `MESSAGE_SCHEMA`
-    - `asks`: the requests among them (`ASK_SCHEMA`)
+    - `requests`: the requests among them (`REQUEST_SCHEMA`)
     """
 
     messages: pa.Table
-    asks: pa.Table
+    requests: pa.Table
 
 
 def with_requests(rows: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> Accepted:
@@ -55,25 +55,25 @@ def with_requests(rows: pa.Table, batch_settings: BatchSettings, clock_ms: int) 
     mean a second replacement, or request an answer that nobody can give. An operator's name is for the answer only.
     """
     messages = rows.select(MESSAGE_SCHEMA.names)
-    asks_by_id, asks_by_name = (np.asarray(rows.column(name).is_valid()) for name in (ASKED, NAME))
-    asks = asks_by_id | asks_by_name
-    if not asks.any():
-        return Accepted(messages, ASK_SCHEMA.empty_table())
+    requests_by_id, requests_by_name = (np.asarray(rows.column(name).is_valid()) for name in (ASKED, NAME))
+    requests = requests_by_id | requests_by_name
+    if not requests.any():
+        return Accepted(messages, REQUEST_SCHEMA.empty_table())
     comes_with_message = is_message(rows)
     at = messages.schema.get_field_index("headers")
     headers = one_array(messages.column(at).cast(HEADERS))
     for own, names in (
-        (asks_by_id, (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER)),
-        (asks_by_name, (ANSWER_HEADER,)),
+        (requests_by_id, (REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER)),
+        (requests_by_name, (ANSWER_HEADER,)),
     ):
         headers = without_headers(headers, np.flatnonzero(own & comes_with_message), names)
-    asking = rows.drop_columns("value").filter(pa.array(asks))
-    requests = _request_rows(asking.filter(pa.array(is_message(asking))), batch_settings, clock_ms)
-    return Accepted(pa.concat_tables([messages.set_column(at, "headers", headers), requests]), _asks(asking))
+    asking = rows.drop_columns("value").filter(pa.array(requests))
+    request_rows = _request_rows(asking.filter(pa.array(is_message(asking))), batch_settings, clock_ms)
+    return Accepted(pa.concat_tables([messages.set_column(at, "headers", headers), request_rows]), _requests(asking))
 
 
-def _asks(rows: pa.Table) -> pa.Table:
-    """Return the request of each of `rows` (`ROW_SCHEMA` without the value), as a table of `ASK_SCHEMA`."""
+def _requests(rows: pa.Table) -> pa.Table:
+    """Return the request of each of `rows` (`ROW_SCHEMA` without the value), as a table of `REQUEST_SCHEMA`."""
     topics, names = (rows.column(name).to_pylist() for name in ("topic", NAME))
     hashes = [None if name is None else named(topic, name) for topic, name in zip(topics, names, strict=True)]
     is_request = ~is_message(rows)
@@ -83,7 +83,7 @@ def _asks(rows: pa.Table) -> pa.Table:
     asked = ids_from_texts(rows.column(ASKED).fill_null(id_text(NOTHING).encode()).cast(pa.string()))
     columns = {
         **dict(zip(ID, asked.columns, strict=True)),
-        **{name: rows.column(own) for name, own in zip(ASK_ID, ID, strict=True)},
+        **{name: rows.column(own) for name, own in zip(REQUEST_ID, ID, strict=True)},
         "condition": rows.column(CONDITION),
         "deliver_at_ms": pa.array(rows.column("deliver_at_ms").to_numpy(), mask=is_request),
         "name": pa.array(hashes, pa.binary()),
@@ -92,7 +92,7 @@ def _asks(rows: pa.Table) -> pa.Table:
         "delivers": has_header(rows, DELIVER_NOW_HEADER),
         "repeats": repeats(rows),
     }
-    return pa.table(columns).cast(ASK_SCHEMA)
+    return pa.table(columns).cast(REQUEST_SCHEMA)
 
 
 def _request_rows(messages: pa.Table, batch_settings: BatchSettings, clock_ms: int) -> pa.Table:

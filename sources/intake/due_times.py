@@ -18,7 +18,7 @@ from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_del
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 
 # Values with which a header for more than one delivery has no effect.
-_ASKS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
+_REQUESTS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())
 _ZERO_OR_LESS = r'^\s*"?\s*(0+|-[0-9]+)\s*"?\s*$'
 # Epoch ms from September 2001 to the year 2286.
 _EPOCH_MS = "^[1-9][0-9]{12}$"
@@ -138,8 +138,8 @@ def _of_presets(
                 # Headers are in the order of their records, so a record's last one is followed by another record's.
                 all_rows, all_values = only(np.diff(all_rows, append=-1) != 0, all_rows, all_values)
             if header.may_yield:
-                asks = ~np.asarray(pc.match_substring_regex(all_values, _ZERO_OR_LESS).fill_null(False))
-                all_rows, all_values = only(asks, all_rows, all_values)
+                requests = ~np.asarray(pc.match_substring_regex(all_values, _ZERO_OR_LESS).fill_null(False))
+                all_rows, all_values = only(requests, all_rows, all_values)
             counts = np.bincount(all_rows, minlength=len(decided))
             has_it = (counts > 0) & ~decided & ~by_this
             if header.may_repeat:
@@ -156,13 +156,13 @@ def _of_presets(
         check_version(preset, headers, by_this, rejections)
         for name in preset.refused + preset.refused_with_schedule:
             rows, values = headers.named(name)
-            asks = ~np.asarray(pc.is_in(values, _ASKS_FOR_NOTHING)) & ~decided[rows]
+            requests = ~np.asarray(pc.is_in(values, _REQUESTS_FOR_NOTHING)) & ~decided[rows]
             if name in preset.refused_with_schedule:
-                asks &= has_schedule[rows]
+                requests &= has_schedule[rows]
             if preset.repeat is not None and name in preset.repeat.headers:
-                asks &= ~repeats[rows]
+                requests &= ~repeats[rows]
             rejections.reject(
-                np.unique(rows[asks]), BadSchedule(f"{name} asks for a feature that Delayline does not have")
+                np.unique(rows[requests]), BadSchedule(f"{name} asks for a feature that Delayline does not have")
             )
 
 

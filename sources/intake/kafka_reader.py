@@ -109,16 +109,16 @@ def accepting(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batch = running_batch()
         # Spark reads each input partition in a task of its own.
-        grouping, requests = Grouping(batch), RequestGrouping(batch)
+        grouping, request_grouping = Grouping(batch), RequestGrouping(batch)
         for read in batches:
             records = left_to_batch(pa.Table.from_batches([read]), batch.taken)
             if records.num_rows:
                 accepted = accept(records, batch.settings, batch.clock_ms, batch.refusal)
                 for key, own, filling in grouping.divide(accepted.messages):
                     yield _rows(key, [*_chunks(own), *[None] * filling])
-                for key, asks in requests.divide(accepted):
-                    yield _rows(key, _chunks(asks))
-        for key, ids in requests.ids():
+                for key, requests in request_grouping.divide(accepted):
+                    yield _rows(key, _chunks(requests))
+        for key, ids in request_grouping.ids():
             yield _rows(key, _chunks(ids))
 
     return run

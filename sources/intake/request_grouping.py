@@ -36,19 +36,19 @@ class RequestGrouping:
         self._asked: list[pa.Table] = []
 
     def divide(self, accepted: Accepted) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the key of each group that passes some of the requests on, and these requests (`ASK_SCHEMA`)."""
-        asks, settings = accepted.asks, self._batch.settings
-        if not asks.num_rows:
+        """Yield the key of each group that passes some of the requests on, and these requests (`REQUEST_SCHEMA`)."""
+        requests, settings = accepted.requests, self._batch.settings
+        if not requests.num_rows:
             return
-        self._asked.append(asks.filter(pc.greater_equal(asks.column("offset"), 0)).select([*ID, "delivers"]))
+        self._asked.append(requests.filter(pc.greater_equal(requests.column("offset"), 0)).select([*ID, "delivers"]))
         routes = accepted.messages.select([*ID, "kind", "output_topic", "output_partition"])
         # A message comes before the request that has its id.
-        own = routes.take(pa.array(places_in(routes, own_ids(asks))))
+        own = routes.take(pa.array(places_in(routes, own_ids(requests))))
         topic, partition = (own.column(name)[0].as_py() for name in ID[:2])
         any_shard = shard_of(topic, partition, settings.shards)
         shards = np.where(is_message(own), shards_of(own, settings.shards), any_shard)
         for shard in np.unique(shards).tolist():
-            yield settings.shard_keys[shard], asks.filter(pa.array(shards == shard))
+            yield settings.shard_keys[shard], requests.filter(pa.array(shards == shard))
 
     def ids(self) -> Iterator[tuple[int, pa.Table]]:
         """Yield the key of each shard's own group, and the requested ids (`BITMAPS_SCHEMA`), if there are any.

@@ -22,7 +22,7 @@ from conf.errors import InvariantViolated
 from state.buckets.mutable import BucketAdvance, advance, pass_by, take_out
 from state.buckets.parts import following_part
 from state.buckets.segments import Segment, cut, segment_of
-from state.cancel import ASK_SCHEMA, replacement_ids
+from state.cancel import REQUEST_SCHEMA, replacement_ids
 from state.checkpoint.batch_settings import BatchSettings, RunningBatch
 from state.due_spans import due_runs, encode_runs
 from state.group_keys import overflow_of
@@ -62,7 +62,7 @@ SHARD_OUTPUT_SCHEMA = pa.schema(
 )
 # A shard's state: its mutable bucket, as one chunk.
 STATE_SCHEMA = pa.schema([pa.field("bucket", pa.binary())])
-# The chunks of `ASKED` rows are of `ASK_SCHEMA`. The chunks of `TAKEN_OUT` rows have the columns `TAKEN_OUT_COLUMNS`.
+# The chunks of `ASKED` rows are of `REQUEST_SCHEMA`. The chunks of `TAKEN_OUT` rows have `TAKEN_OUT_COLUMNS`.
 # A message that was taken out is in no other row, unless a request wants it to be due at once. The chunks of `NAMED`
 # rows are names that messages have from now on (`state.names.NAMED_SCHEMA`). A `BOUND` row has no chunk: its
 # `min_deliver_at_ms` is the instant before which a batch stages occurrences of the shard.
@@ -93,9 +93,9 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
         batch_settings = batch.settings
         cutoff_ms = max(int(state.getCurrentWatermarkMs()), batch_settings.first_cutoff_ms)
         chunks = [decode_chunk(bytes(chunk)) for frame in arrivals for chunk in frame["chunk"] if chunk is not None]
-        asks, asked = (_with_schema(chunks, schema) for schema in (ASK_SCHEMA, BITMAPS_SCHEMA))
-        if asks or asked:
-            chunks = [chunk for chunk in chunks if not any(map(chunk.schema.equals, (ASK_SCHEMA, BITMAPS_SCHEMA)))]
+        requests, asked = (_with_schema(chunks, schema) for schema in (REQUEST_SCHEMA, BITMAPS_SCHEMA))
+        if requests or asked:
+            chunks = [chunk for chunk in chunks if not any(map(chunk.schema.equals, (REQUEST_SCHEMA, BITMAPS_SCHEMA)))]
         accepted = _accepted(chunks)
         overflow = overflow_of(key[0], batch_settings.shards)
         if overflow is not None:
@@ -107,7 +107,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             return
         shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_messages()
-        passed_on = _table_rows(ASKED, asks, shard, cutoff_ms)
+        passed_on = _table_rows(ASKED, requests, shard, cutoff_ms)
         undecided: list[pa.Table] = []
         if asked:
             taken_out = take_out([waiting, *chunks], ids_from(asked))
@@ -117,7 +117,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             undecided = taken_out.found_among(ids_from(each.filter(each.column("delivers")) for each in asked))
         if passed_on:
             yield _frame(passed_on)
-        replacements = replacement_ids(pa.concat_tables(asks)) if asks else NO_IDS
+        replacements = replacement_ids(pa.concat_tables(requests)) if requests else NO_IDS
         result = advance(waiting, chunks, cutoff_ms, batch_settings, replacements, undecided)
         if result.kept.num_rows:
             state.update((encode_chunk(result.kept),))

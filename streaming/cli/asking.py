@@ -13,7 +13,7 @@ from streaming.cli.options import RecordFormat, answer_row, duration_ms, header,
 
 if TYPE_CHECKING:
     from conf.settings import Settings
-    from sources.canceller import Answer, Ask
+    from sources.canceller import Answer, RequestRecord
 
 Ids = Annotated[
     list[str] | None,
@@ -33,13 +33,13 @@ _UNKNOWN = 4
 
 def ask(
     settings: Settings,
-    make_asks: Callable[[], Sequence[Ask]],
+    make_requests: Callable[[], Sequence[RequestRecord]],
     headers: Sequence[str] | None,
     timeout: str,
     output_format: RecordFormat,
     exit_codes: Mapping[str, int],
 ) -> None:
-    """Publish the requests of `make_asks`, with `headers`, and show the answers that come within `timeout`.
+    """Publish the requests of `make_requests`, with `headers`, and show the answers that come within `timeout`.
 
     Ends the command with the highest of `exit_codes`, which are by result, or with 1 if answers are missing.
     """
@@ -53,19 +53,19 @@ def ask(
         if name.lower() in REQUEST_HEADERS and name != OPERATOR_HEADER:
             raise UsageError(f"--header {name}: this header has a meaning of its own, and the answer cannot return it")
     # It may read standard input: not before the rest is known to be right.
-    asks = make_asks()
-    if not asks:
+    requests = make_requests()
+    if not requests:
         raise UsageError("give at least one message id: topic/partition/offset")
     code = 0
     with Canceller(settings) as canceller:
-        canceller.ask(asks, extra)
+        canceller.ask(requests, extra)
         for answer in canceller.answers(wait_ms):
             typer.echo(_json(answer) if output_format == "json" else answer_row(answer))
             code = max(code, exit_codes.get(answer.result, _UNKNOWN))
         unanswered = canceller.unanswered
     if unanswered:
         typer.echo(
-            f"no answer to {len(unanswered)} of {len(asks)} within {timeout}, such as {unanswered[0]}. Is "
+            f"no answer to {len(unanswered)} of {len(requests)} within {timeout}, such as {unanswered[0]}. Is "
             "the job running? The answers will still come, and it is safe to ask again",
             err=True,
         )

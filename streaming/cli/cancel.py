@@ -43,15 +43,15 @@ def cancel(
     Exit codes: 0 all are cancelled; 3 at least one is too late; 4 the outcome of at least one is unknown; 1 at least
     one has no answer in time, or could not be requested.
     """
-    from sources.canceller import Ask, asks_for
+    from sources.canceller import RequestRecord, requests_for
 
     settings = settings_of(config, overrides)
     if topic is not None and not names:
         raise UsageError("--topic belongs to --name: a message id already contains its topic")
     by_name = [utf8("--name", text) for text in names or ()]
 
-    def asks() -> list[Ask]:
+    def requests() -> list[RequestRecord]:
         asked = [] if by_name and not ids else ids_given(ids)
-        return asks_for(settings, asked, by_name, utf8("--topic", topic) if topic else None)
+        return requests_for(settings, asked, by_name, utf8("--topic", topic) if topic else None)
 
-    ask(settings, asks, headers, timeout, output_format, _EXIT_CODES)
+    ask(settings, requests, headers, timeout, output_format, _EXIT_CODES)

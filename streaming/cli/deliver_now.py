@@ -27,12 +27,12 @@ def deliver_now(
     Exit codes: 0 all are due now; 3 at least one came out before, is cancelled, or repeats (kept); 4 the outcome of at
     least one is unknown; 1 at least one has no answer in time, or could not be requested.
     """
-    from sources.canceller import Ask, asks_for
+    from sources.canceller import RequestRecord, requests_for
     from state.cancel import DELIVER_NOW_HEADER
 
     settings = settings_of(config, overrides)
 
-    def asks() -> list[Ask]:
-        return asks_for(settings, ids_given(ids), header=DELIVER_NOW_HEADER)
+    def requests() -> list[RequestRecord]:
+        return requests_for(settings, ids_given(ids), header=DELIVER_NOW_HEADER)
 
-    ask(settings, asks, headers, timeout, output_format, _EXIT_CODES)
+    ask(settings, requests, headers, timeout, output_format, _EXIT_CODES)

@@ -26,39 +26,41 @@ _LEAST_LATE = 1_000
 class Answers:
     """The records of a results topic, by the id of the request that each answers."""
 
-    by_ask: Mapping[str, list[Received]]
+    by_request: Mapping[str, list[Received]]
 
     @staticmethod
     def of(records: Iterable[Received]) -> Answers:
         """Take the records that were read from a results topic."""
-        by_ask: dict[str, list[Received]] = {}
+        by_request: dict[str, list[Received]] = {}
         for record in records:
-            by_ask.setdefault(record.id, []).append(record)
-        return Answers(by_ask)
+            by_request.setdefault(record.id, []).append(record)
+        return Answers(by_request)
 
-    def results(self, asks: Mapping[str, str]) -> dict[str, set[str]]:
-        """Return the results for each id that was asked for. `asks` has these ids by the id of the request."""
+    def results(self, requests: Mapping[str, str]) -> dict[str, set[str]]:
+        """Return the results for each id that was asked for. `requests` has these ids by the id of the request."""
         results: dict[str, set[str]] = {}
-        for ask, records in self.by_ask.items():
-            if ask in asks:
-                results.setdefault(asks[ask], set()).update(str(_content(record).get("result")) for record in records)
+        for request, records in self.by_request.items():
+            if request in requests:
+                results.setdefault(requests[request], set()).update(
+                    str(_content(record).get("result")) for record in records
+                )
         return results
 
-    def cancelled(self, asks: Mapping[str, str]) -> set[str]:
+    def cancelled(self, requests: Mapping[str, str]) -> set[str]:
         """Return the ids of the messages that were answered to be cancelled."""
-        return {asked for asked, results in self.results(asks).items() if "cancelled" in results}
+        return {asked for asked, results in self.results(requests).items() if "cancelled" in results}
 
     def refused(self) -> set[str]:
         """Return the ids of the replacements that were answered not to be accepted."""
         return {
-            ask
-            for ask, records in self.by_ask.items()
+            request
+            for request, records in self.by_request.items()
             if any(_content(each).get("accepted") is False for each in records)
         }
 
     def problems(
         self,
-        asks: Mapping[str, str],
+        requests: Mapping[str, str],
         came_out: Collection[str],
         complete: bool,
         circumstances: Circumstances,
@@ -73,27 +75,34 @@ class Answers:
 
         If not `complete`, answers and messages may still come.
         """
-        problems = [f"{ask} has {len(records)} answers" for ask, records in self.by_ask.items() if len(records) != 1]
-        problems += [f"{ask} was answered, and asked for nothing" for ask in self.by_ask.keys() - asks.keys()]
+        problems = [
+            f"{request} has {len(records)} answers" for request, records in self.by_request.items() if len(records) != 1
+        ]
+        problems += [
+            f"{request} was answered, and asked for nothing" for request in self.by_request.keys() - requests.keys()
+        ]
         if complete:
             problems += [
-                f"{ask}, which asks for {asks[ask]}, has no answer" for ask in asks.keys() - self.by_ask.keys()
+                f"{request}, which asks for {requests[request]}, has no answer"
+                for request in requests.keys() - self.by_request.keys()
             ]
-        for ask in asks.keys() & self.by_ask.keys():
-            record = self.by_ask[ask][0]
+        for request in requests.keys() & self.by_request.keys():
+            record = self.by_request[request][0]
             content = _content(record)
-            if record.key != asks[ask].encode() or content.get("id") != asks[ask]:
-                problems.append(f"{ask} asks for {asks[ask]}, and its answer is of {record.key!r}, {content.get('id')}")
+            if record.key != requests[request].encode() or content.get("id") != requests[request]:
+                problems.append(
+                    f"{request} asks for {requests[request]}, and its answer is of {record.key!r}, {content.get('id')}"
+                )
             if content.get("result") not in _RESULTS:
-                problems.append(f"{ask} has the answer {content}")
-        problems += self._of_replacements(asks, came_out, conditions)
-        problems += claim_problems(self._claims(asks, conditions, delivering), circumstances)
+                problems.append(f"{request} has the answer {content}")
+        problems += self._of_replacements(requests, came_out, conditions)
+        problems += claim_problems(self._claims(requests, conditions, delivering), circumstances)
         if complete:
             problems += [
                 f"{asked} is cancelled, and nothing has cancelled it: everything that replaces it was refused"
-                for asked in sorted(self._lost(asks, conditions, delivering))
+                for asked in sorted(self._lost(requests, conditions, delivering))
             ]
-        for asked, results in self.results(asks).items():
+        for asked, results in self.results(requests).items():
             if "cancelled" in results and results & _COMES_OUT:
                 problems.append(f"{asked} is cancelled by one answer, and {min(results & _COMES_OUT)} by another")
             if "cancelled" in results and asked in came_out:
@@ -104,7 +113,7 @@ class Answers:
 
     def made_due_ms(self) -> dict[str, int]:
         """Return the messages that were answered to be due at once, and when first (epoch ms)."""
-        answers = [record for records in self.by_ask.values() for record in records]
+        answers = [record for records in self.by_request.values() for record in records]
         latest_first = sorted(answers, key=lambda record: record.received_ms, reverse=True)
         contents = ((_content(record), record.received_ms) for record in latest_first)
         return {str(content.get("id")): at_ms for content, at_ms in contents if content.get("result") == "due-now"}
@@ -129,58 +138,62 @@ class Answers:
         ]
 
     def _contents(self) -> Iterator[dict[str, Any]]:
-        return (_content(record) for records in self.by_ask.values() for record in records)
+        return (_content(record) for records in self.by_request.values() for record in records)
 
     def _claims(
-        self, asks: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]
+        self, requests: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]
     ) -> Iterator[Claim]:
         # Also what an answer to come may say.
-        made_due = self.made_due_ms().keys() | {asks[ask] for ask in delivering if ask not in self.by_ask}
-        for ask in sorted(asks.keys() & self.by_ask.keys()):
-            record = self.by_ask[ask][0]
+        made_due = self.made_due_ms().keys() | {
+            requests[request] for request in delivering if request not in self.by_request
+        }
+        for request in sorted(requests.keys() & self.by_request.keys()):
+            record = self.by_request[request][0]
             content = _content(record)
             result, reason, accepted = str(content.get("result")), content.get("reason"), content.get("accepted")
             yield Claim(
-                ask, asks[ask], result, reason, conditions.get(ask), accepted, record.received_ms,
-                delivers=ask in delivering, is_made_due=asks[ask] in made_due,
+                request, requests[request], result, reason, conditions.get(request), accepted, record.received_ms,
+                delivers=request in delivering, is_made_due=requests[request] in made_due,
             )  # fmt: skip
 
-    def _lost(self, asks: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]) -> set[str]:
+    def _lost(
+        self, requests: Mapping[str, str], conditions: Mapping[str, str], delivering: Collection[str]
+    ) -> set[str]:
         """Return the messages that were answered to be cancelled, and that nobody can have cancelled.
 
         Only refused replacements, and requests `delivering` them at once, ask for these. Leaves out messages that were
         refused themselves. Also leaves out messages that a replacement asks for, if it may have been cancelled in its
         turn: after a rebuild, such a replacement may be answered not to be accepted.
         """
-        refused, asked_for = self.refused(), set(asks.values())
+        refused, asked_for = self.refused(), set(requests.values())
         cannot_cancel = {*delivering, *(conditions.keys() & refused - asked_for)}
-        others = {asked for ask, asked in asks.items() if ask not in cannot_cancel}
-        return self.cancelled(asks) - others - refused
+        others = {asked for request, asked in requests.items() if request not in cannot_cancel}
+        return self.cancelled(requests) - others - refused
 
     def _of_replacements(
-        self, asks: Mapping[str, str], came_out: Collection[str], conditions: Mapping[str, str]
+        self, requests: Mapping[str, str], came_out: Collection[str], conditions: Mapping[str, str]
     ) -> Iterator[str]:
         replaced_by: dict[str, str] = {}
-        for ask in asks.keys() & self.by_ask.keys():
-            content = _content(self.by_ask[ask][0])
-            accepted, condition = content.get("accepted"), conditions.get(ask)
+        for request in requests.keys() & self.by_request.keys():
+            content = _content(self.by_request[request][0])
+            accepted, condition = content.get("accepted"), conditions.get(request)
             if condition is None:
                 if accepted is not None:
-                    yield f"{ask} replaces nothing, and was answered {content}"
+                    yield f"{request} replaces nothing, and was answered {content}"
                 continue
-            if content.get("replacement") != ask or accepted not in (True, False):
-                yield f"{ask} is a replacement, and was answered {content}"
+            if content.get("replacement") != request or accepted not in (True, False):
+                yield f"{request} is a replacement, and was answered {content}"
             elif not accepted:
-                if ask in came_out:
-                    yield f"{ask} came out, and was answered not to be accepted"
+                if request in came_out:
+                    yield f"{request} came out, and was answered not to be accepted"
                 if condition == "always":
-                    yield f"{ask} is always to be accepted, and was answered {content}"
+                    yield f"{request} is always to be accepted, and was answered {content}"
             elif condition == "waiting":
                 if content.get("result") != "cancelled":
-                    yield f"{ask} was accepted, but the message that it replaces was not cancelled: {content}"
-                if asks[ask] in replaced_by:
-                    yield f"{asks[ask]} was replaced by {replaced_by[asks[ask]]}, and by {ask}"
-                replaced_by[asks[ask]] = ask
+                    yield f"{request} was accepted, but the message that it replaces was not cancelled: {content}"
+                if requests[request] in replaced_by:
+                    yield f"{requests[request]} was replaced by {replaced_by[requests[request]]}, and by {request}"
+                replaced_by[requests[request]] = request
 
 
 def _is_at(record: Received, output: Any) -> bool:

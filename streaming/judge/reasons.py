@@ -16,7 +16,7 @@ from streaming.judge.record import Published
 
 # The share of requests for staged messages that may be answered with `UNSURE` although nothing restarted: a release
 # process may hold a transaction open for longer than the job waits for it. A few requests are too few to judge.
-MOST_UNSURE, _LEAST_ASKS = 0.5, 10
+MOST_UNSURE, _LEAST_REQUESTS = 0.5, 10
 
 
 class Reason(Enum):
@@ -46,14 +46,14 @@ _RESULTS = dict.fromkeys(Reason, "unknown") | {
 
 @dataclass(frozen=True)
 class Claim:
-    """The answer to the request `ask` about the message `asked`: its `result`, and the code of its `reason`.
+    """The answer to the request `request` about the message `asked`: its `result`, and the code of its `reason`.
 
     `condition` and `accepted` are set for a replacement: its condition, and whether it was accepted. The answer was
     received at `received_ms`, epoch ms. `delivers` says whether the request makes the message due at once.
     `is_made_due` says whether any answer says that it is due.
     """
 
-    ask: str
+    request: str
     asked: str
     result: str
     reason: str | None
@@ -109,16 +109,16 @@ def claim_problems(claims: Iterable[Claim], circumstances: Circumstances) -> Ite
     handed_over = unsure = 0
     for claim in claims:
         reason = next((each for each in Reason if each.value == claim.reason), None)
-        is_steady = claim.ask in circumstances.steady and claim.asked in circumstances.messages
+        is_steady = claim.request in circumstances.steady and claim.asked in circumstances.messages
         handed_over += is_steady and (reason is Reason.UNSURE or claim.result == "too-late")
         unsure += is_steady and reason is Reason.UNSURE
         if claim.result == "too-late" and circumstances.is_ahead(claim, circumstances.written_ms):
-            yield f"{claim.asked} was due long after {claim.ask} was answered that it is too late"
+            yield f"{claim.asked} was due long after {claim.request} was answered that it is too late"
         if reason is None or _RESULTS[reason] != claim.result:
-            yield f"{claim.ask} is answered {claim.result}, which its reason does not explain: {claim.reason}"
+            yield f"{claim.request} is answered {claim.result}, which its reason does not explain: {claim.reason}"
         elif _is_wrong(reason, claim, circumstances):
-            yield f"{claim.ask} asks for {claim.asked}, and its answer cannot be true: {claim.reason}"
-    if handed_over >= _LEAST_ASKS and unsure > MOST_UNSURE * handed_over:
+            yield f"{claim.request} asks for {claim.asked}, and its answer cannot be true: {claim.reason}"
+    if handed_over >= _LEAST_REQUESTS and unsure > MOST_UNSURE * handed_over:
         yield f"{unsure} of {handed_over} requests for staged messages are unknown, although no process restarted"
 
 
@@ -128,8 +128,8 @@ def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> boo
     if (topic in circumstances.inputs) == (reason is Reason.NO_INPUT):
         return True
     if reason is Reason.UNREAD:
-        *source, ask_offset = claim.ask.rsplit("/", 2)
-        return source == [topic, partition] and int(offset) < int(ask_offset)
+        *source, request_offset = claim.request.rsplit("/", 2)
+        return source == [topic, partition] and int(offset) < int(request_offset)
     if reason is Reason.DELETED:
         return circumstances.keeps_records
     if reason is Reason.LOST:

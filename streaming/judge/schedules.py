@@ -222,17 +222,17 @@ def left_of(message: Repeated, dues: list[int], end_ms: int, was_down: Callable[
     return left
 
 
-def last_numbers(asks: Mapping[str, str], answers: Iterable[Received]) -> dict[str, int | None]:
+def last_numbers(requests: Mapping[str, str], answers: Iterable[Received]) -> dict[str, int | None]:
     """Return the messages that were answered to be cancelled, and the number of the last occurrence in an answer.
 
-    `asks` has the id that each request asks for, by its own id. Only the first cancel is told the number.
+    `requests` has the id that each request asks for, by its own id. Only the first cancel is told the number.
     """
     found: dict[str, int | None] = {}
     for record in answers:
         content = json.loads(record.value or b"{}")
-        if content.get("result") == "cancelled" and record.id in asks:
+        if content.get("result") == "cancelled" and record.id in requests:
             number = content.get("occurrence")
-            found[asks[record.id]] = found.get(asks[record.id]) if number is None else number
+            found[requests[record.id]] = found.get(requests[record.id]) if number is None else number
     return found
 
 

@@ -35,11 +35,11 @@ def refusals(
     The job would accept an occurrence with a name, but as the message of that name, in place of its own schedule.
     """
     # After the messages come the requests of those that replace others.
-    messages, asks = accept(_table(records), batch_settings, clock_ms)
+    messages, requests = accept(_table(records), batch_settings, clock_ms)
     accepted = messages.slice(0, len(records))
     errors: list[str | None] = accepted.column("error_text").to_pylist()
     is_plain = pc.equal(accepted.column("kind"), MESSAGE).to_pylist()
-    for offset in asks.filter(pc.is_valid(asks.column("name"))).column("ask_offset").to_pylist():
+    for offset in requests.filter(pc.is_valid(requests.column("name"))).column("request_offset").to_pylist():
         record = records[offset - _FIRST_OFFSET]
         if is_plain[offset - _FIRST_OFFSET] and any(name == NUMBER_HEADER for name, _ in record.headers):
             errors[offset - _FIRST_OFFSET] = _occurrence_refusal(record)

@@ -16,11 +16,11 @@ from state.answers import answered, answers_to, no_answers
 from state.buckets.reseal import left_rows
 from state.buckets.retimed import RETIMED_SCHEMA, due_times
 from state.buckets.table_rows import ArrowFunction
-from state.cancel import WAITING, MessageId, asks_of, own_ids, without_cancelled
+from state.cancel import WAITING, MessageId, own_ids, requests_of, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
-from state.kinds import is_ask, is_message, repeats, requests_in
+from state.kinds import is_message, is_request, repeats, requests_in
 from state.message import with_due_times
 from state.message_ids import among, ids_in, ids_of, places_in
 from state.name_holders import HOLDER_SCHEMA
@@ -59,8 +59,8 @@ class Rest:
         """Return the function for `mapInArrow` that gives the messages, as rows of `LEFT_SCHEMA`."""
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for rest, asks, refused in self._accepted(batches):
-                answers = _answers(asks, (self.cancelled, self.recalled), self.moved.ids, refused)
+            for rest, requests, refused in self._accepted(batches):
+                answers = _answers(requests, (self.cancelled, self.recalled), self.moved.ids, refused)
                 yield from left_rows(self._overdue(answered(rest, answers)), self.batch_settings.shards)
 
         return run
@@ -74,10 +74,12 @@ class Rest:
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for accepted, rest in self._read(batches):
                 # All requests: the message of a request may be left while the request itself is staged.
-                asks = accepted.asks
-                own = asks.filter(pc.and_(pc.is_valid(asks.column("name")), pc.is_valid(asks.column("condition"))))
+                requests = accepted.requests
+                own = requests.filter(
+                    pc.and_(pc.is_valid(requests.column("name")), pc.is_valid(requests.column("condition")))
+                )
                 ids = own_ids(own)
-                waiting = rest.filter(pa.array(~is_ask(rest)))
+                waiting = rest.filter(pa.array(~is_request(rest)))
                 left = ids_in(waiting)
                 times = ids.append_column("deliver_at_ms", own.column("deliver_at_ms"))
                 # For a message that repeats, another occurrence may wait.
@@ -96,9 +98,9 @@ class Rest:
     def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
         """Yield messages that are left, with the requests among them, and which replacements are refused."""
         for accepted, rest in self._read(batches):
-            asks = accepted.asks.filter(pa.array(among(own_ids(accepted.asks), ids_in(requests_in(rest)))))
-            refused = _refused(asks, self.cancelled)
-            yield without_cancelled(rest, ids_of(refused)), asks, refused
+            requests = accepted.requests.filter(pa.array(among(own_ids(accepted.requests), ids_in(requests_in(rest)))))
+            refused = _refused(requests, self.cancelled)
+            yield without_cancelled(rest, ids_of(refused)), requests, refused
 
     def _overdue(self, messages: pa.Table) -> pa.Table:
         """Return `messages` with dead letters and answers that the first batch stages, as any batch does.
@@ -118,7 +120,7 @@ class Rest:
                 accepted = accept(records, self.batch_settings, self.now_ms)
                 messages = self._at_their_times(accepted.messages)
                 # Buckets contain no requests. If the id of a request is in a bucket, its replacement is there.
-                stored = in_bitmaps(messages, self.in_table) & ~is_ask(messages)
+                stored = in_bitmaps(messages, self.in_table) & ~is_request(messages)
                 are_handed_over = self._is_handed_over(records, messages)
                 left = self.moved.left_of(messages.filter(pa.array(~(are_handed_over | stored))))
                 staged = are_handed_over & ~stored & repeats(messages)
@@ -144,8 +146,8 @@ class Rest:
         lost_ms = self.handed_over.newest.previous_clock_ms
         # The requests that come with the records follow the messages.
         lost = accept(records, self.batch_settings, lost_ms).messages.slice(0, records.num_rows)
-        asks = messages.slice(records.num_rows)
-        lost = pa.concat_tables([lost, with_due_times(asks, np.minimum(_dues(asks), lost_ms))]).combine_chunks()
+        requests = messages.slice(records.num_rows)
+        lost = pa.concat_tables([lost, with_due_times(requests, np.minimum(_dues(requests), lost_ms))]).combine_chunks()
         dues, topics = _dues(lost).copy(), lost.column("topic")
         latest = lost.column("timestamp_ms").to_numpy() + _MOST_LAG_MS
         for topic in topics.unique().to_pylist():
@@ -163,36 +165,36 @@ class Rest:
         return with_due_times(messages, dues)
 
 
-def _refused(asks: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
-    """Return which replacements among `asks`, all without an answer yet, the new checkpoint does not accept.
+def _refused(requests: pa.Table, cancelled: OffsetBitmaps) -> set[MessageId]:
+    """Return which replacements among `requests`, all without an answer yet, the new checkpoint does not accept.
 
     The lost job stored what it refused, and what it cancelled for those that it accepted. Others are not decided.
     """
-    was_refused = in_bitmaps(own_ids(asks), cancelled).tolist()
-    has_cancelled = in_bitmaps(asks, cancelled).tolist()
+    was_refused = in_bitmaps(own_ids(requests), cancelled).tolist()
+    has_cancelled = in_bitmaps(requests, cancelled).tolist()
     return {
-        ask.id
-        for ask, refused, done in zip(asks_of(asks), was_refused, has_cancelled, strict=True)
-        if refused or (ask.condition == WAITING and not done)
+        request.id
+        for request, refused, done in zip(requests_of(requests), was_refused, has_cancelled, strict=True)
+        if refused or (request.condition == WAITING and not done)
     }
 
 
 def _answers(
-    asks: pa.Table, cancelled: Iterable[OffsetBitmaps], moved: OffsetBitmaps, refused: Collection[MessageId]
+    requests: pa.Table, cancelled: Iterable[OffsetBitmaps], moved: OffsetBitmaps, refused: Collection[MessageId]
 ) -> pa.Table:
-    """Return the answer to each of `asks` (`state.answers.ANSWER_SCHEMA`).
+    """Return the answer to each of `requests` (`state.answers.ANSWER_SCHEMA`).
 
     `cancelled` has the cancelled messages, in several sets, and `moved` the messages that were moved and staged.
     """
-    comes_with_message = np.asarray(pc.is_valid(asks.column("condition")))
+    comes_with_message = np.asarray(pc.is_valid(requests.column("condition")))
     # The outcome of these messages is decided later.
-    is_named = comes_with_message & np.asarray(pc.is_valid(asks.column("name")))
-    is_unwanted = is_named & ~np.asarray(asks.column("wants_answer").fill_null(False))
-    were_cancelled = np.logical_or.reduce([in_bitmaps(asks, each) for each in cancelled]) & ~is_named
-    were_moved = in_bitmaps(asks, moved) & ~were_cancelled & ~is_named
-    is_replacement, delivers = comes_with_message & ~is_named, np.asarray(asks.column("delivers"))
-    is_refused = is_replacement & among(own_ids(asks), ids_of(refused))
-    reasons = np.full(asks.num_rows, Reason.CHECKPOINT_LOST, dtype=object)
+    is_named = comes_with_message & np.asarray(pc.is_valid(requests.column("name")))
+    is_unwanted = is_named & ~np.asarray(requests.column("wants_answer").fill_null(False))
+    were_cancelled = np.logical_or.reduce([in_bitmaps(requests, each) for each in cancelled]) & ~is_named
+    were_moved = in_bitmaps(requests, moved) & ~were_cancelled & ~is_named
+    is_replacement, delivers = comes_with_message & ~is_named, np.asarray(requests.column("delivers"))
+    is_refused = is_replacement & among(own_ids(requests), ids_of(refused))
+    reasons = np.full(requests.num_rows, Reason.CHECKPOINT_LOST, dtype=object)
     reasons[were_cancelled] = Reason.WITHDRAWN
     reasons[were_moved] = Reason.MADE_DUE
     reasons = reasons_for(reasons, delivers, is_refused)
@@ -200,8 +202,8 @@ def _answers(
     accepted = pa.array(~is_refused, mask=~is_replacement).filter(wanted)
     return pa.concat_tables(
         [
-            answers_to(asks.filter(wanted), reasons[~is_unwanted], accepted),
-            no_answers(asks.filter(pa.array(is_unwanted))),
+            answers_to(requests.filter(wanted), reasons[~is_unwanted], accepted),
+            no_answers(requests.filter(pa.array(is_unwanted))),
         ]
     )
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.buckets.table_rows import ArrowFunction
-from state.kinds import OCCURRENCE, is_ask, kinds_of, repeats
+from state.kinds import OCCURRENCE, is_request, kinds_of, repeats
 from state.message import HEADERS, decode_chunk
 from state.message_ids import Ids, among, id_texts
 
@@ -65,7 +65,7 @@ class Selection:
         """Return the rows of `messages` that are selected."""
         dues_ms = messages.column("deliver_at_ms").to_numpy()
         # A request is not a message, with or without its answer.
-        chosen = (dues_ms >= self.from_ms) & (dues_ms < self.until_ms) & ~is_ask(messages)
+        chosen = (dues_ms >= self.from_ms) & (dues_ms < self.until_ms) & ~is_request(messages)
         if self.ids is not None:
             chosen &= among(messages, self.ids)
         for name, wanted in (("key", self.key), ("output_topic", self.topic)):

@@ -20,7 +20,7 @@ from conf.kafka.client_log import client_log
 from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sources.canceller import Answer, Canceller, asks_for
+from sources.canceller import Answer, Canceller, requests_for
 from sources.intake.presets import name_messages
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from streaming.status.look import Look
@@ -58,7 +58,7 @@ def _requested(
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
     log.info("%r requests %s of %s", operator, action, _described(ids))
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, ids, header=header), [(OPERATOR_HEADER, operator.encode())])
+        canceller.ask(requests_for(settings, ids, header=header), [(OPERATOR_HEADER, operator.encode())])
         results: Counter[str] = Counter()
         _count_answers(canceller, results, operator, action, timeout_ms)
     return dict(+results)

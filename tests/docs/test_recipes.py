@@ -155,6 +155,6 @@ def test_the_recipe_for_a_replacement_publishes_it_behind_the_message_that_it_re
     sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
     assert replace(producer, sent, b"new", b"2h") == f"{topic}/2/1"
     record = _read(broker, topic, 2, 1)
-    message, ask = _all_accepted(record)
+    message, request = _all_accepted(record)
     assert (message["value"], message["deliver_at_ms"] - record.timestamp) == (b"new", 2 * 3_600_000)
-    assert (ask["output_topic"], ask["key"]) == ("delayline-results", f"{topic}/2/0".encode())
+    assert (request["output_topic"], request["key"]) == ("delayline-results", f"{topic}/2/0".encode())

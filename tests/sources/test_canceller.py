@@ -18,7 +18,7 @@ from conf.errors import PublishFailed, RightMissing, TopicMissing, UsageError
 from conf.load import load_settings
 from conf.settings import Settings
 from sources import canceller as module
-from sources.canceller import Answer, Canceller, asks_for
+from sources.canceller import Answer, Canceller, requests_for
 from sources.subscriber import Received
 from state.answers import Output
 from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, NOTHING
@@ -43,7 +43,7 @@ def settings(make_settings: MakeSettings, make_topic: MakeTopic) -> Settings:
     return make_settings(f"topics.input={make_topic(3)}", f"topics.results={make_topic(2)}")
 
 
-def asks(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def requests(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield id and headers of each record of a topic with three partitions."""
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topic, "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(3)])
@@ -58,10 +58,10 @@ def asks(broker: EmbeddedBroker, topic: str) -> Iterator[tuple[str, dict[str, An
     consumer.close()
 
 
-def write_answer(broker: EmbeddedBroker, settings: Settings, ask: str, asked: str, reason: Reason) -> None:
+def write_answer(broker: EmbeddedBroker, settings: Settings, request: str, asked: str, reason: Reason) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     value = answer_value(NOTHING if asked == "/-1/-1" else parse_id(asked), reason)
-    producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+    producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, request.encode())])
     producer.flush()
 
 
@@ -69,23 +69,23 @@ def test_a_record_whose_headers_cannot_be_read_is_no_answer(settings: Settings, 
     (topic,) = settings.topics.input
     asked = f"{topic}/0/40"
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, [asked]))
+        canceller.ask(requests_for(settings, [asked]))
         value = answer_value(parse_id(asked), Reason.RELEASED)
-        ask = f"{topic}/0/0"
-        write_unreadable(broker.bootstrap, settings.results_topic, value, headers=[(ID_HEADER, ask.encode())])
-        write_answer(broker, settings, ask, asked, WITHDRAWN)
+        request = f"{topic}/0/0"
+        write_unreadable(broker.bootstrap, settings.results_topic, value, headers=[(ID_HEADER, request.encode())])
+        write_answer(broker, settings, request, asked, WITHDRAWN)
         assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
 
 
 def test_an_answer_says_where_the_message_went(settings: Settings, broker: EmbeddedBroker) -> None:
     (topic,) = settings.topics.input
-    asked, ask = f"{topic}/0/40", f"{topic}/0/0"
+    asked, request = f"{topic}/0/40", f"{topic}/0/0"
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, [asked]))
+        canceller.ask(requests_for(settings, [asked]))
         output = Output("orders", 3, (120, 163))
         value = answer_value(parse_id(asked), Reason.RELEASED, output=output)
         producer = Producer({"bootstrap.servers": broker.bootstrap})
-        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, request.encode())])
         producer.flush()
         (came,) = canceller.answers(PATIENCE_MS)
     assert came.output == {"topic": "orders", "partition": 3, "offsets": [120, 163]}
@@ -93,12 +93,12 @@ def test_an_answer_says_where_the_message_went(settings: Settings, broker: Embed
 
 def test_an_answer_has_the_number_of_the_last_occurrence(settings: Settings, broker: EmbeddedBroker) -> None:
     (topic,) = settings.topics.input
-    asked, ask = f"{topic}/0/40", f"{topic}/0/0"
+    asked, request = f"{topic}/0/40", f"{topic}/0/0"
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, [asked]))
+        canceller.ask(requests_for(settings, [asked]))
         value = json.dumps({"id": asked, "result": "cancelled", "reason": "withdrawn", "occurrence": 41})
         producer = Producer({"bootstrap.servers": broker.bootstrap})
-        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, request.encode())])
         producer.flush()
         (came,) = canceller.answers(PATIENCE_MS)
     assert came.occurrence == 41
@@ -110,13 +110,13 @@ def test_a_record_that_has_the_id_of_an_ask_and_no_answer_is_passed_over(
     settings: Settings, broker: EmbeddedBroker, value: bytes | None
 ) -> None:
     (topic,) = settings.topics.input
-    asked, ask = f"{topic}/0/40", f"{topic}/0/0"
+    asked, request = f"{topic}/0/40", f"{topic}/0/0"
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, [asked]))
+        canceller.ask(requests_for(settings, [asked]))
         producer = Producer({"bootstrap.servers": broker.bootstrap})
-        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, ask.encode())])
+        producer.produce(settings.results_topic, value, asked.encode(), headers=[(ID_HEADER, request.encode())])
         producer.flush()
-        write_answer(broker, settings, ask, asked, WITHDRAWN)
+        write_answer(broker, settings, request, asked, WITHDRAWN)
         assert [each.result for each in canceller.answers(PATIENCE_MS)] == ["cancelled"]
 
 
@@ -127,17 +127,17 @@ def test_an_ask_goes_to_the_partition_of_its_message_and_answers_come_back_to_wh
     wanted = [f"{topic}/{number}/{number + 40}" for number in range(3)]
     write_answer(broker, settings, f"{topic}/0/0", f"{topic}/0/40", Reason.RELEASED)
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, [*wanted, wanted[0]]), [("trace", b"7")])
-        found = list(asks(broker, topic))
+        canceller.ask(requests_for(settings, [*wanted, wanted[0]]), [("trace", b"7")])
+        found = list(requests(broker, topic))
         assert sorted(str((headers[CANCEL_HEADER] or b"").decode()) for _, headers in found) == sorted(
             [*wanted, wanted[0]]
         )
         assert {headers["trace"] for _, headers in found} == {b"7"}
-        for ask, headers in found:
+        for request, headers in found:
             asked = (headers[CANCEL_HEADER] or b"").decode()
-            assert ask.rsplit("/", 1)[0] == asked.rsplit("/", 1)[0]
+            assert request.rsplit("/", 1)[0] == asked.rsplit("/", 1)[0]
             if asked != wanted[2]:
-                write_answer(broker, settings, ask, asked, WITHDRAWN if asked == wanted[0] else Reason.NOT_READ)
+                write_answer(broker, settings, request, asked, WITHDRAWN if asked == wanted[0] else Reason.NOT_READ)
         write_answer(broker, settings, f"{topic}/0/999", wanted[2], WITHDRAWN)
         came = list(canceller.answers(3_000))
         assert canceller.unanswered == [wanted[2]], "the answer to somebody else's ask is not ours"
@@ -157,9 +157,9 @@ def test_a_partition_that_a_topic_does_not_have_is_refused_and_nothing_is_publis
     (topic,) = settings.topics.input
     with Canceller(settings) as canceller:
         with pytest.raises(UsageError, match=rf"'{topic}/77/5': {topic} has no partition 77, only 0 to 2"):
-            canceller.ask(asks_for(settings, [f"{topic}/0/5", f"{topic}/77/5"]))
+            canceller.ask(requests_for(settings, [f"{topic}/0/5", f"{topic}/77/5"]))
         assert list(canceller.answers(PATIENCE_MS)) == []
-    assert list(asks(broker, topic)) == []
+    assert list(requests(broker, topic)) == []
 
 
 def test_a_limit_of_the_client_stops_no_ask_that_its_topic_takes(
@@ -168,8 +168,8 @@ def test_a_limit_of_the_client_stops_no_ask_that_its_topic_takes(
     topic = make_topic(3)
     limited = make_settings(f"topics.input={topic}", f"topics.results={make_topic()}", "kafka.message.max.bytes=1000")
     with Canceller(limited) as canceller:
-        canceller.ask(asks_for(limited, [f"{topic}/0/5"]), [("trace", b"x" * 3_000)])
-    assert [headers["trace"] for _, headers in asks(broker, topic)] == [b"x" * 3_000]
+        canceller.ask(requests_for(limited, [f"{topic}/0/5"]), [("trace", b"x" * 3_000)])
+    assert [headers["trace"] for _, headers in requests(broker, topic)] == [b"x" * 3_000]
 
 
 def test_more_asks_than_the_client_keeps_are_all_published(
@@ -180,9 +180,9 @@ def test_more_asks_than_the_client_keeps_are_all_published(
         f"topics.input={topic}", f"topics.results={make_topic()}", "kafka.queue.buffering.max.messages=2"
     )
     with Canceller(small) as canceller:
-        canceller.ask(asks_for(small, [f"{topic}/{number % 3}/{number}" for number in range(100)]))
+        canceller.ask(requests_for(small, [f"{topic}/{number % 3}/{number}" for number in range(100)]))
         assert len(canceller.unanswered) == 100
-    assert len(list(asks(broker, topic))) == 100
+    assert len(list(requests(broker, topic))) == 100
 
 
 def test_an_ask_by_a_name_goes_where_its_messages_go_and_its_answer_has_their_id(
@@ -191,8 +191,10 @@ def test_an_ask_by_a_name_goes_where_its_messages_go_and_its_answer_has_their_id
     topic = make_topic(3)
     settings = make_settings(f"topics.input={topic}", f"topics.results={make_topic(2)}", "policies.names=header")
     with Canceller(settings) as canceller:
-        canceller.ask(asks_for(settings, [], ["call", "nobody"]), [("trace", b"7")])
-        found = {headers[CANCEL_NAME_HEADER]: (ask, headers["trace"]) for ask, headers in asks(broker, topic)}
+        canceller.ask(requests_for(settings, [], ["call", "nobody"]), [("trace", b"7")])
+        found = {
+            headers[CANCEL_NAME_HEADER]: (request, headers["trace"]) for request, headers in requests(broker, topic)
+        }
         assert {name: trace for name, (_, trace) in found.items()} == {b"call": b"7", b"nobody": b"7"}
         # As Kafka's own default partitioner chooses.
         places = [int(found[name][0].split("/")[1]) for name in (b"call", b"nobody")]
@@ -251,12 +253,12 @@ NAMED = load_settings(
 )
 def test_what_no_message_can_have_is_not_asked_for(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        asks_for(NAMED, **wrong)
+        requests_for(NAMED, **wrong)
 
 
 @pytest.mark.parametrize("topic", ["named", "jobs"])
 def test_a_name_is_asked_for_where_a_policy_or_a_preset_gives_messages_names(topic: str) -> None:
-    by_id, by_name = asks_for(NAMED, ["in/2/7"], ["ö" * 512], topic)
+    by_id, by_name = requests_for(NAMED, ["in/2/7"], ["ö" * 512], topic)
     assert (by_id.topic, by_id.partition, by_id.key, by_id.header[1]) == ("in", 2, None, b"in/2/7")
     assert (by_name.topic, by_name.key) == (topic, ("ö" * 512).encode())
 
@@ -305,13 +307,18 @@ def test_a_wrong_call_to_deliver_now_ends_before_anything_is_asked(
 
 
 def test_what_shall_be_due_at_once_is_asked_for_in_the_partition_of_the_message() -> None:
-    (ask,) = asks_for(NAMED, ["in/2/7"], header=DELIVER_NOW_HEADER)
-    assert (ask.topic, ask.partition, ask.key, ask.header) == ("in", 2, None, ("delayline-deliver-now", b"in/2/7"))
+    (request,) = requests_for(NAMED, ["in/2/7"], header=DELIVER_NOW_HEADER)
+    assert (request.topic, request.partition, request.key, request.header) == (
+        "in",
+        2,
+        None,
+        ("delayline-deliver-now", b"in/2/7"),
+    )
 
 
 @dataclass
 class Faulty:
-    """A producer whose calls go as `plan` says, and a subscriber that gets an answer to each ask, with one `reason`.
+    """A producer whose calls go as `plan` says, and a subscriber that gets an answer to each request, for one `reason`.
 
     A plan has for each call None, the error that it raises, or the KafkaError with which the record is not delivered.
     """
@@ -385,7 +392,7 @@ def test_answers_to_what_was_published_are_read_before_the_failure_of_another_as
     producer = faulty(None, None, failure)
     came: list[Answer] = []
     with Canceller(NAMED) as canceller:
-        canceller.ask(asks_for(NAMED, [f"in/1/{number}" for number in range(5)]))
+        canceller.ask(requests_for(NAMED, [f"in/1/{number}" for number in range(5)]))
         with pytest.raises((PublishFailed, RightMissing)) as raised:
             came.extend(canceller.answers(PATIENCE_MS))
     assert isinstance(raised.value, RightMissing) == (failure is REFUSED)
@@ -396,13 +403,13 @@ def test_answers_to_what_was_published_are_read_before_the_failure_of_another_as
 def test_if_none_is_published_nobody_waits_for_answers(faulty: Callable[..., Faulty]) -> None:
     faulty(KafkaException(TIMED_OUT))
     with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="It is safe to ask for all of them again"):
-        canceller.ask(asks_for(NAMED, ["in/1/0"]))
+        canceller.ask(requests_for(NAMED, ["in/1/0"]))
 
 
 def test_a_full_queue_is_waited_for(faulty: Callable[..., Faulty]) -> None:
     producer = faulty(None, BufferError("full"), BufferError("full"), None)
     with Canceller(NAMED) as canceller:
-        canceller.ask(asks_for(NAMED, ["in/1/0", "in/1/1"]))
+        canceller.ask(requests_for(NAMED, ["in/1/0", "in/1/1"]))
         assert [answer.id for answer in canceller.answers(PATIENCE_MS)] == ["in/1/0", "in/1/1"]
     assert producer.polls >= 4
 
@@ -410,7 +417,7 @@ def test_a_full_queue_is_waited_for(faulty: Callable[..., Faulty]) -> None:
 def test_one_wrong_partition_keeps_all_others_from_being_asked_for(faulty: Callable[..., Faulty]) -> None:
     producer = faulty()
     with Canceller(NAMED) as canceller, pytest.raises(UsageError, match="'in/77/5': in has no partition 77, only 0 to"):
-        canceller.ask(asks_for(NAMED, ["in/0/5", "in/77/5"], ["call"], "named"))
+        canceller.ask(requests_for(NAMED, ["in/0/5", "in/77/5"], ["call"], "named"))
     assert producer.published == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST, is_ask, is_message, kinds_of, requests_in
+from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST, is_message, is_request, kinds_of, requests_in
 from tests.messages import messages
 
 KINDS = [MESSAGE, DEAD_LETTER, REQUEST, ANSWER]
@@ -12,7 +12,7 @@ def test_rows_are_told_apart_whatever_their_topic_is() -> None:
     table = messages({"offset": kind, "kind": kind, "output_topic": "same"} for kind in KINDS)
     assert kinds_of(table).tolist() == KINDS
     assert is_message(table).tolist() == [True, False, False, False]
-    assert is_ask(table).tolist() == [False, False, True, True]
+    assert is_request(table).tolist() == [False, False, True, True]
     assert requests_in(table).column("offset").to_pylist() == [REQUEST]
 
 

@@ -50,13 +50,13 @@ class Ledger:
     results: str = ""
     claims: str = ""
     near: str = ""
-    # The id that each ask for a cancel asks for, by the id of the ask.
-    asks: dict[str, str] = field(default_factory=dict)
-    # The other headers of an ask for a cancel.
+    # The id that each cancel request is for, by the id of the request.
+    requests: dict[str, str] = field(default_factory=dict)
+    # The other headers of a request for a cancel.
     asked_with: dict[str, Headers] = field(default_factory=dict)
-    # Of asks that are messages which replace others: the condition.
+    # Of requests that are messages which replace others: the condition.
     conditions: dict[str, str] = field(default_factory=dict)
-    # When the asks were published that want a message to be due at once, epoch ms.
+    # When the requests were published that want a message to be due at once, epoch ms.
     delivering: dict[str, int] = field(default_factory=dict)
     answers: list[Got] = field(default_factory=list, repr=False)
     # Messages that have a name, and cancels by one. All records of a name are in one partition.
@@ -70,7 +70,7 @@ class Ledger:
     # How long before it is due a message is handed over, and written to its topic, at the earliest.
     horizon_ms: int = 60_000
     written_ms: int = 120
-    # Whether no release process nor the broker begins anew while asks are answered.
+    # Whether no release process nor the broker begins anew while requests are answered.
     is_steady: bool = False
     # Whether the checkpoint is lost in between.
     is_rebuilt: bool = False
@@ -149,7 +149,7 @@ class Ledger:
             if name is not None:
                 self.names[identity] = name
             if replaces is not None:
-                self.asks[identity] = replaces
+                self.requests[identity] = replaces
                 self.conditions[identity] = condition
 
         options: dict[str, Any] = {}
@@ -183,7 +183,7 @@ class Ledger:
             identity = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
             self.repeated[identity] = expected(identity, message.timestamp()[1])  # type: ignore[attr-defined]
             if replaces is not None:
-                self.asks[identity], self.conditions[identity] = replaces, "waiting"
+                self.requests[identity], self.conditions[identity] = replaces, "waiting"
 
         options: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._producer.produce(topic, value, key, headers=[*headers, *own], on_delivery=record_sent, **options)
@@ -203,10 +203,10 @@ class Ledger:
 
         def record_asked(failure: object, message: object) -> None:
             assert failure is None, failure
-            ask = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
-            self.asks[ask], self.asked_with[ask] = identity, more
+            request = f"{message.topic()}/{message.partition()}/{message.offset()}"  # type: ignore[attr-defined]
+            self.requests[request], self.asked_with[request] = identity, more
             if header == "delayline-deliver-now":
-                self.delivering[ask] = message.timestamp()[1]  # type: ignore[attr-defined]
+                self.delivering[request] = message.timestamp()[1]  # type: ignore[attr-defined]
 
         place = int(number) if partition is None else partition
         headers: list[tuple[str, str | bytes | None]] = [*more, (header, identity.encode())]
@@ -236,7 +236,7 @@ class Ledger:
 
     def cancelled(self) -> set[str]:
         """Return the ids of the messages that were answered to be cancelled."""
-        return Answers.of(list(self.answers)).cancelled(self.asks)
+        return Answers.of(list(self.answers)).cancelled(self.requests)
 
     def places(self) -> dict[str, Any]:
         """Return what is answered of where messages went that came out before they were asked for, by message id."""
@@ -258,8 +258,8 @@ class Ledger:
     def wait_for_all(self, timeout_s: float) -> None:
         """Wait until all cancels are answered, and all published messages have come out that should."""
         self.flush()
-        asks = self.asks.keys() | {each for each, named in self.named.items() if named.due_ms is None}
-        self.wait_for(lambda: asks <= {answer.id for answer in list(self.answers)}, timeout_s)
+        requests = self.requests.keys() | {each for each, named in self.named.items() if named.due_ms is None}
+        self.wait_for(lambda: requests <= {answer.id for answer in list(self.answers)}, timeout_s)
         expected = self.sent.keys() - self.cancelled() - self.refused() - self._superseded()
         self.wait_for(lambda: self._reader.ids >= expected, timeout_s)
 
@@ -363,27 +363,27 @@ class Ledger:
         problems = self._judged(complete).problems(least_checked)
         came_out = {record.id for record in self.got} - self.repeated.keys()
         circumstances = Circumstances(
-            inputs={each.rsplit("/", 2)[0] for each in self.sent.keys() | self.asks.keys()},
+            inputs={each.rsplit("/", 2)[0] for each in self.sent.keys() | self.requests.keys()},
             messages=self.sent,
             horizon_ms=self.horizon_ms,
             written_ms=self.written_ms,
             is_rebuilt=self.is_rebuilt,
-            steady=self.asks.keys() if self.is_steady else (),
+            steady=self.requests.keys() if self.is_steady else (),
             shown_ms=self.shown_ms,
         )
         # What repeats is judged by itself.
-        of_others = {ask: asked for ask, asked in self.asks.items() if asked not in self.repeated}
+        of_others = {request: asked for request, asked in self.requests.items() if asked not in self.repeated}
         answers = Answers.of(
             answer
             for answer in list(self.answers)
-            if answer.id not in self.named and answer.id not in self.asks.keys() - of_others.keys()
+            if answer.id not in self.named and answer.id not in self.requests.keys() - of_others.keys()
         )
         problems += answers.problems(
             of_others, came_out, complete, circumstances, self.conditions, self.delivering.keys() & of_others.keys()
         )
         counts = Counter(answer.id for answer in list(self.answers))
-        twice = [ask for ask in self.asks if counts[ask] > 1 or (complete and not counts[ask])]
-        problems += [f"{ask} has {counts[ask]} answers" for ask in twice]
+        twice = [request for request in self.requests if counts[request] > 1 or (complete and not counts[request])]
+        problems += [f"{request} has {counts[request]} answers" for request in twice]
         problems += self.repeat_problems(time.time_ns() // 1_000_000 - self.repeat_slack_ms if complete else 0)
         problems += too_early(self.sent, self._asked_ms(), list(self.got))
         problems += too_late(answers.made_due_ms(), list(self.got), self.shown_ms)
@@ -400,7 +400,7 @@ class Ledger:
         def was_down(start_ms: int, end_ms: int) -> bool:
             return any(start_ms <= end and begin <= end_ms for begin, end in self.outages)
 
-        ended = last_numbers(self.asks, list(self.answers))
+        ended = last_numbers(self.requests, list(self.answers))
         return list(schedule_problems(self.repeated, list(self.got), ended, until_ms, was_down, self.horizon_ms))
 
     def _superseded(self) -> set[str]:
@@ -418,7 +418,9 @@ class Ledger:
 
     def _asked_ms(self) -> dict[str, int]:
         """Return which messages were asked for to be due at once, and when first, epoch ms."""
-        latest_first = sorted(((at_ms, self.asks[ask]) for ask, at_ms in self.delivering.items()), reverse=True)
+        latest_first = sorted(
+            ((at_ms, self.requests[request]) for request, at_ms in self.delivering.items()), reverse=True
+        )
         return {asked: at_ms for at_ms, asked in latest_first}
 
     def _wait_for_commits(self) -> None:

@@ -59,7 +59,7 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     ledger.wait_for_all(90)
     ledger.verify()
     cancelled = ledger.cancelled()
-    assert len(cancelled) > 50, "most asks come in time"
+    assert len(cancelled) > 50, "most requests come in time"
     assert ledger.refused()
     assert ledger.conditions.keys() - ledger.refused(), "some replacements are accepted"
     assert sealed_messages(service.log) > 100, "the thresholds should be low enough to seal"
@@ -71,7 +71,7 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     assert len(ledger.places()) > 30, "what comes too late is told where the message went"
     # What was refused does not come out either.
     assert ledger.cancelled() - cancelled <= ledger.refused()
-    # The asks of the command are not the ledger's.
+    # The requests of the command are not the ledger's.
     came_out = next(iter(got.id for got in ledger.got))
     ledger.publish(application.input, b"far", [("deliver-after", b"1h")], output=application.output, delay_ms=3_600_000)
     ledger.flush()
@@ -104,13 +104,13 @@ def test_what_is_handed_over_is_taken_back_also_across_a_kill(
     assert_eventually(lambda: sum(left_to_release(settings).values()) == 300, 30, "the hand-over of all")
     cancel_some(ledger, application, seed=1)
     ledger.flush()
-    assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
+    assert_eventually(lambda: len(ledger.answers) >= len(ledger.requests), 60, "answers")
     answers = [json.loads(answer.value or b"") for answer in ledger.answers]
     assert sum(answer["reason"] == "recalled" for answer in answers) > 50, answers[:5]
     cancel_some(ledger, application, seed=2, share=0.2)
     replace_some(ledger, application, seed=2)
     ledger.flush()
-    assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
+    assert_eventually(lambda: len(ledger.answers) >= len(ledger.requests), 60, "answers")
     answers = [json.loads(answer.value or b"") for answer in ledger.answers]
     replaced = [answer for answer in answers if answer.get("accepted")]
     assert any(answer["reason"] == "recalled" for answer in replaced), replaced[:5]
@@ -131,12 +131,12 @@ def test_what_is_cancelled_stays_cancelled_after_a_rescale_and_a_rebuild(
     service.start()
     cancel_some(ledger, application, seed=1)
     ledger.flush()
-    assert_eventually(lambda: len(ledger.answers) >= len(ledger.asks), 60, "answers")
+    assert_eventually(lambda: len(ledger.answers) >= len(ledger.requests), 60, "answers")
     before = ledger.cancelled()
     service.kill()
     assert service.command("rescale", "--shards", "3") == 0, service.log[-3000:]
     service.overrides.append("bucket.shards=3")
-    # Killed with asks that are decided and stored, and not answered.
+    # Killed with requests that are decided and stored, and not answered.
     cancel_some(ledger, application, seed=2, share=0.1)
     replace_some(ledger, application, seed=2)
     service.start("cancelled=kill", wait=False)

@@ -46,7 +46,7 @@ _MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("cancelled", "transaction-filled", "near-claimed"): (("clock.horizon=8s",), 20_000),
     ("batch-begun", "claims-read", "state-held", "sealing", "sealed"): ((), 30_000),
     ("transaction-open", "transaction-committed", "handed-over", "batch-done"): ((), 30_000),
-    # Of the asks that were handed over before the kill, the next process finds out what they have taken back.
+    # Of the requests that were handed over before the kill, the next process finds out what they have taken back.
     ("transaction-ended", "shards-assigned", "ring-fencing", "position-read"): (("clock.horizon=15s",), 30_000),
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),
 }
@@ -65,7 +65,7 @@ _OF_LANES = FORWARD_POINTS.keys() | LANE_POINTS.keys()
 def test_the_matrix_has_every_point() -> None:
     for matrix, not_in_it in ((_MATRIX, {"cancelled"}), (_MATRIX_WITH_ASKS, {"recovering"})):
         points = [point for points in matrix for point in points if point not in _OF_LANES]
-        # Without asks, no batch passes `cancelled`; and before a start has recovered, nobody looks for an ask.
+        # Without requests, no batch passes `cancelled`; and before a start has recovered, nobody looks for a request.
         assert sorted([*points, *_ELSEWHERE, *not_in_it]) == sorted(POINTS | RELEASE_POINTS)
     assert {point for points in _MATRIX for point in points} >= _OF_LANES - {"lanes-revoked"}
 

@@ -45,9 +45,9 @@ def deliver(ledger: Ledger, ids: Iterable[str]) -> None:
 
 
 def answered(ledger: Ledger) -> None:
-    """Wait until each ask is answered."""
+    """Wait until each request is answered."""
     ledger.flush()
-    assert_eventually(lambda: ledger.asks.keys() <= {each.id for each in list(ledger.answers)}, 90, "answers")
+    assert_eventually(lambda: ledger.requests.keys() <= {each.id for each in list(ledger.answers)}, 90, "answers")
 
 
 def reasons(ledger: Ledger, asked: Iterable[str]) -> Counter[str]:

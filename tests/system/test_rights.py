@@ -68,7 +68,7 @@ _NOT_REQUIRED = {
 
 
 def _hand_over(settings: Settings) -> None:
-    """Do as the job does, with another message, dead letter and asks that are due, and a message that is asked for."""
+    """Do as the job does, with another message, dead letter and requests that are due, and a requested message."""
     check_topics(settings)
     partition_counts(settings)
     input_bounds(settings)
@@ -92,13 +92,13 @@ def _hand_over(settings: Settings) -> None:
         later = {"output_topic": settings.topics.output, "offset": 5, "deliver_at_ms": 2**42}
         undecided = Undecided(2**42 + 1, 0, _ORIGIN.shards, _ORIGIN.shards - 1).to_bytes()
         to_results = {"output_topic": settings.results_topic}
-        asks = [
+        requests = [
             {**to_results, "kind": REQUEST, "offset": at, "key": key, "value": undecided}
             for at, key in ((2, b"in/0/1"), (4, b"delayline-in/0/5"))
         ]
         answer = {**to_results, "kind": ANSWER, "offset": 3}
-        rest: list[Mapping[str, Any]] = [{"output_topic": settings.topics.output}, letter, *asks, answer]
-        # A release process recalls the first message for an ask of the next batch.
+        rest: list[Mapping[str, Any]] = [{"output_topic": settings.topics.output}, letter, *requests, answer]
+        # A release process recalls the first message for a request of the next batch.
         for rows in ([later], rest):
             batch = BatchSpan(_ORIGIN, next(_BATCHES))
             hand_over(plan(batch=batch), 0, iter([messages(rows)]))

@@ -46,7 +46,7 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.moves import MOVES_SCHEMA, moves_at_once, moves_to
 from state.buckets.parts import IdRows
 from state.buckets.retimed import RETIMED_SCHEMA
-from state.cancel import ALWAYS, WAITING, Ask, MessageId, Successor, asks_of, own_ids, replacement_ids
+from state.cancel import ALWAYS, WAITING, MessageId, Request, Successor, own_ids, replacement_ids, requests_of
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
@@ -142,8 +142,8 @@ class Facts(NamedTuple):
     due_at_once_ms: int
 
 
-def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
-    """Decide the requests `asks` (`ASK_SCHEMA`). A request by a name that no message has is for `NOTHING`.
+def decide(requests: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
+    """Decide `requests` (`REQUEST_SCHEMA`). A request by a name that no message has is for `NOTHING`.
 
     `undecided` takes the place of an answer if the release processes must decide.
     """
@@ -152,16 +152,16 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     not_waiting = outcomes.open_ids()
     outcomes.set(facts.recalled, Reason.WITHDRAWN)
     # A message that repeats keeps its time, despite a deliver-now request.
-    stays = np.asarray(asks.column("delivers")) & among(asks, repeating)
-    own = asks.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
+    stays = np.asarray(requests.column("delivers")) & among(requests, repeating)
+    own = requests.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
     # The first request for a message decides. Among cancels alone, it does not matter which one is first.
     replacements = own.filter(pc.is_valid(own.column("condition")))
-    every = asks_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
+    every = requests_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
     found, dropped_ids = ids_in(outcomes.taken), ids_in(own_ids(dropped))
-    first = first_asks(every, each_of(found)) if every else {}
+    first = first_requests(every, each_of(found)) if every else {}
     are_dropped = each_of(dropped_ids)
-    at_once = {asked for asked, ask in first.items() if ask.delivers} - are_dropped
-    causes = {asked: ask for asked, ask in first.items() if asked not in at_once}
+    at_once = {asked for asked, request in first.items() if request.delivers} - are_dropped
+    causes = {asked: request for asked, request in first.items() if asked not in at_once}
     accepted = accepted_replacements(every, causes, facts.replaced_before, are_dropped)
     accepted_ids = ids_of(accepted)
     refused = without(replacement_ids(own), accepted_ids)
@@ -169,15 +169,17 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     outcomes.take(_as_cancelled(pa.concat_tables([replacements, dropped]), united([found, accepted_ids])))
     outcomes.set(delivered, Reason.MADE_DUE)
     outcomes.close(facts.known_from, repeating)
-    outcome = np.append(outcomes.of(asks), [Reason.NAME_KEPT] * dropped.num_rows)
+    outcome = np.append(outcomes.of(requests), [Reason.NAME_KEPT] * dropped.num_rows)
     answers = answers_by(
-        pa.concat_tables([asks, dropped]), outcome, not_waiting, accepted_ids, facts.numbers, undecided
+        pa.concat_tables([requests, dropped]), outcome, not_waiting, accepted_ids, facts.numbers, undecided
     )
     left_out = united([refused, dropped_ids, ids_in(facts.due_now), ids_in(facts.named.superseded)])
     moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.named.retimed)])
     replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
     # A message with a name is accepted in any case, whatever happened to the message before it.
-    replaced |= {asked: ask.id for asked, ask in causes.items() if ask.id in accepted and ask.name is None}
+    replaced |= {
+        asked: request.id for asked, request in causes.items() if request.id in accepted and request.name is None
+    }
     return Decision(
         answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
         facts.named.retimed, facts.waits.among(delivered), dropped.num_rows > 0,
@@ -185,22 +187,22 @@ def decide(asks: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     )  # fmt: skip
 
 
-def first_asks(asks: Iterable[Ask], found: Collection[MessageId]) -> dict[MessageId, Ask]:
-    """Return the first of `asks`, in the order of their ids, for each message that is `found`."""
-    first: dict[MessageId, Ask] = {}
-    for ask in sorted(asks, key=lambda ask: ask.id):
-        if ask.asked in found:
-            first.setdefault(ask.asked, ask)
+def first_requests(requests: Iterable[Request], found: Collection[MessageId]) -> dict[MessageId, Request]:
+    """Return the first of `requests`, in the order of their ids, for each message that is `found`."""
+    first: dict[MessageId, Request] = {}
+    for request in sorted(requests, key=lambda request: request.id):
+        if request.asked in found:
+            first.setdefault(request.asked, request)
     return first
 
 
 def accepted_replacements(
-    asks: Iterable[Ask],
-    causes: Mapping[MessageId, Ask],
+    requests: Iterable[Request],
+    causes: Mapping[MessageId, Request],
     replaced: Mapping[MessageId, MessageId],
     dropped: Collection[MessageId],
 ) -> set[MessageId]:
-    """Return the ids of the replacements among all `asks` of a batch that the batch accepts.
+    """Return the ids of the replacements among all `requests` of a batch that the batch accepts.
 
     `causes` has the messages that the batch cancels, and the first request for each. `replaced` has the replacement
     that a lost batch accepted for each message that it took out. Messages that are `dropped` have no requests here, and
@@ -209,11 +211,11 @@ def accepted_replacements(
     A replacement on the condition `WAITING` is accepted if it has cancelled a message. If that message is a replacement
     of the same batch, it must have been accepted itself. In a cycle of replacements, none is accepted.
     """
-    conditions = {ask.id: ask.condition for ask in asks if ask.condition is not None}
+    conditions = {request.id: request.condition for request in requests if request.condition is not None}
     accepted = {own for own, condition in conditions.items() if condition == ALWAYS}
     # Messages that the batch has taken out take precedence: if a topic was created again, another message may have the
     # id.
-    first = {**replaced, **{asked: ask.id for asked, ask in causes.items()}}
+    first = {**replaced, **{asked: request.id for asked, request in causes.items()}}
     left = {asked: own for asked, own in first.items() if conditions.get(own) == WAITING}
     accepted_before = (asked for asked in left if asked not in conditions and asked not in dropped)
     rest = [*accepted, *accepted_before]
@@ -224,22 +226,24 @@ def accepted_replacements(
     return accepted
 
 
-def _as_cancelled(asks: pa.Table, but: Ids) -> pa.Table:
-    """Return the messages that `asks` came with (`CANCELLED_SCHEMA`), without `but`."""
-    own, due = own_ids(asks), asks.column("deliver_at_ms")
+def _as_cancelled(requests: pa.Table, but: Ids) -> pa.Table:
+    """Return the messages that `requests` came with (`CANCELLED_SCHEMA`), without `but`."""
+    own, due = own_ids(requests), requests.column("deliver_at_ms")
     messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
     return messages.filter(pa.array(~among(messages, but)))
 
 
-def _predecessors(asks: pa.Table, repeating: Mapping[MessageId, Predecessor]) -> dict[MessageId, Predecessor]:
-    """Return the predecessor of each message that repeats and came with one of `asks` (`ASK_SCHEMA`).
+def _predecessors(requests: pa.Table, repeating: Mapping[MessageId, Predecessor]) -> dict[MessageId, Predecessor]:
+    """Return the predecessor of each message that repeats and came with one of `requests` (`REQUEST_SCHEMA`).
 
     If it replaces another message of the batch, which never came out, it has the predecessor of that message.
     """
     found: dict[MessageId, Predecessor] = {}
     if repeating:
-        for ask in sorted(asks_of(asks.filter(asks.column("repeats").fill_null(False))), key=lambda each: each.id):
-            before = found.get(ask.asked, repeating.get(ask.asked))
+        for request in sorted(
+            requests_of(requests.filter(requests.column("repeats").fill_null(False))), key=lambda each: each.id
+        ):
+            before = found.get(request.asked, repeating.get(request.asked))
             if before is not None:
-                found[ask.id] = before
+                found[request.id] = before
     return found

@@ -37,7 +37,7 @@ from streaming.job.requests.names import look_up, useful_from_ms
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
-from streaming.job.requests.search import Search, read_asks
+from streaming.job.requests.search import Search, read_requests
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.spark.pools import MAINTENANCE, use_pool
 
@@ -202,23 +202,23 @@ class RequestDesk:
         self.before_batch()
         self._wait_for([*self._running])
         asked_ms = time.time_ns() // 1_000_000
-        asked = read_asks(rows)
+        asked = read_requests(rows)
         self._open(span)
         # Names become ids.
         search = Search(self._store, self._stored_ids, self._sealed_ids, shard_output, rows, span, may_repeat)
-        has_name = pc.is_valid(asked.asks.column("name"))
-        by_id, by_name = asked.asks.filter(pc.invert(has_name)), asked.asks.filter(has_name)
+        has_name = pc.is_valid(asked.requests.column("name"))
+        by_id, by_name = asked.requests.filter(pc.invert(has_name)), asked.requests.filter(has_name)
         named = look_up(
             by_name, search.asked_for(by_id, asked.repeating), self._stored_ids, span, clock_ms,
             lambda ids: search.waiting(ids).messages,
         )  # fmt: skip
-        asks = pa.concat_tables([by_id, named.asks])
+        requests = pa.concat_tables([by_id, named.requests])
         # Collect the facts about each id.
-        outcomes = Outcomes(ids_in(asks.filter(pc.field("offset") >= 0)), span.ends)
-        due_now = search.take(outcomes, asked, named, asks)
+        outcomes = Outcomes(ids_in(requests.filter(pc.field("offset") >= 0)), span.ends)
+        due_now = search.take(outcomes, asked, named, requests)
         recalled = self._recalled_among(outcomes.open_ids(), span)
         # A lost batch may have taken out the message that a replacement names. The replacement is then read again.
-        conditional = asks.filter(pc.equal(asks.column("condition"), WAITING))
+        conditional = requests.filter(pc.equal(requests.column("condition"), WAITING))
         facts = Facts(
             outcomes, named, due_now, recalled, self._recalled.known_from,
             self._stored_ids.replaced_by(conditional), search.numbers,
@@ -229,10 +229,10 @@ class RequestDesk:
         known_ms = asked_ms if self._recalled.knows_all else 0
         due_before_ms = max(span.cutoff_ms, taken_before_ms)
         terms = Undecided(due_before_ms, known_ms, shards, shards - 1, epoch=span.origin.epoch)
-        decision = decide(asks, facts, terms)
+        decision = decide(requests, facts, terms)
         log.info(
             "batch %d: decided %d requests, cancelled %d messages (%d because their name is taken), made %d due now",
-            span.batch_id, asks.num_rows, decision.cancels, named.dropped.num_rows, decision.made_due,
+            span.batch_id, requests.num_rows, decision.cancels, named.dropped.num_rows, decision.made_due,
         )  # fmt: skip
         return decision
 

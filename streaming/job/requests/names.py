@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.retimed import RETIMED_SCHEMA
-from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, Ask, MessageId, asks_of
+from state.cancel import ALWAYS, NOTHING, REQUEST_SCHEMA, MessageId, Request, requests_of
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of, table_from
 from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA
@@ -57,36 +57,36 @@ class Holder(NamedTuple):
 class _Turn(NamedTuple):
     """The state of a name for its next record: the message that has the name, and whether it keeps it.
 
-    `ask` is set for a message of the batch that no request was for yet. The message keeps the name from records that
-    were published by `until_ms` (epoch ms), or from all records if that is None. A message of the batch keeps it until
-    it is due: if the earlier checkpoint was lost, the message may have come out then. A message that repeats keeps it
-    from all records, because another occurrence follows. `deliver_at_ms` is its due time, epoch ms.
+    `request` is set for a message of the batch that no request was for yet. The message keeps the name from records
+    that were published by `until_ms` (epoch ms), or from all records if that is None. A message of the batch keeps it
+    until it is due: if the earlier checkpoint was lost, the message may have come out then. A message that repeats
+    keeps it from all records, because another occurrence follows. `deliver_at_ms` is its due time, epoch ms.
     """
 
     id: MessageId = NOTHING
     keeps: bool = False
-    ask: Ask | None = None
+    request: Request | None = None
     until_ms: int | None = None
     deliver_at_ms: int = 0
 
-    def keeps_from(self, ask: Ask) -> bool:
-        """Return whether the message of `ask` is dropped in its favour."""
-        return ask.condition == KEEP and self.keeps and not self._is_over(ask)
+    def keeps_from(self, request: Request) -> bool:
+        """Return whether the message of `request` is dropped in its favour."""
+        return request.condition == KEEP and self.keeps and not self._is_over(request)
 
-    def leaves_to(self, ask: Ask) -> bool:
+    def leaves_to(self, request: Request) -> bool:
         """Return whether it is a message of the batch that no longer keeps its name. Then it comes out too."""
-        return ask.condition == KEEP and self.keeps and self.ask is not None and self._is_over(ask)
+        return request.condition == KEEP and self.keeps and self.request is not None and self._is_over(request)
 
-    def gives_time_to(self, ask: Ask) -> bool:
-        """Return whether the message of `ask` takes over its due time. A waiting message gives it even when overdue.
+    def gives_time_to(self, request: Request) -> bool:
+        """Return whether the message of `request` takes over its due time. A waiting message gives it when overdue too.
 
         All messages of the batch count as waiting, as they do for any other message that replaces them.
         """
-        waits = self.ask is not None or not self._is_over(ask)
-        return ask.condition == KEEP_TIME and self.keeps and waits
+        waits = self.request is not None or not self._is_over(request)
+        return request.condition == KEEP_TIME and self.keeps and waits
 
-    def _is_over(self, ask: Ask) -> bool:
-        return self.until_ms is not None and (ask.published_ms or 0) > self.until_ms
+    def _is_over(self, request: Request) -> bool:
+        return self.until_ms is not None and (request.published_ms or 0) > self.until_ms
 
 
 _NOBODY = _Turn()
@@ -96,9 +96,9 @@ _NOBODY = _Turn()
 class LookedUp:
     """The requests by a name of one batch, once the names are looked up.
 
-    - `asks`: the requests, each with the id of its message; `NOTHING` if no message has the name (`ASK_SCHEMA`)
+    - `requests`: the requests, each with the id of its message; `NOTHING` if no message has the name (`REQUEST_SCHEMA`)
     - `dropped`: the requests of messages that are dropped, each with the id of the message that keeps the name
-      (`ASK_SCHEMA`)
+      (`REQUEST_SCHEMA`)
     - `superseded`: messages of the batch that a later record of the batch requests by name (`CANCELLED_SCHEMA`)
     - `retimed`: messages of the batch that take over another due time (`RETIMED_SCHEMA`)
     - `names`: the messages that have the names from now on, waiting or cancelled by name, as far as that is new
@@ -107,7 +107,7 @@ class LookedUp:
       waits in the table: a message with a name is never in a mutable bucket.
     """
 
-    asks: pa.Table
+    requests: pa.Table
     dropped: pa.Table
     superseded: pa.Table
     retimed: pa.Table
@@ -116,17 +116,17 @@ class LookedUp:
 
 
 def look_up(
-    asks: pa.Table,
+    requests: pa.Table,
     by_id: Ids,
     stored: StoredIds,
     span: BatchSpan,
     clock_ms: int,
     waiting: Callable[[Ids], pa.Table],
 ) -> LookedUp:
-    """Look up the names of `asks` for the batch of `span`.
+    """Look up the names of `requests` for the batch of `span`.
 
     Args:
-        asks: the requests by a name (`ASK_SCHEMA`).
+        requests: the requests by a name (`REQUEST_SCHEMA`).
         by_id: the messages that requests by id are for, without requests that have no effect.
         stored: the rows of earlier batches.
         span: the batch.
@@ -138,12 +138,12 @@ def look_up(
     free_ms = min(clock_ms, previous_ms)
     # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch stages them.
     may_be_left = not span.batch_id
-    rows = stored.named_among(asks.column("name").to_pylist(), 0 if may_be_left else free_ms)
+    rows = stored.named_among(requests.column("name").to_pylist(), 0 if may_be_left else free_ms)
     known = _holders(rows)
     delivered = each_of(stored.moved_among(ids_of(holder.id for holder in known.values())))
     early = ids_of(holder.id for holder in known.values() if may_be_left and holder.deliver_at_ms < free_ms)
     overdue = each_of(ids_in(waiting(early))) if early else ()
-    found = in_turn(asks, known, previous_ms, free_ms, overdue, by_id, delivered, clock_ms)
+    found = in_turn(requests, known, previous_ms, free_ms, overdue, by_id, delivered, clock_ms)
     # Also the names that no request uses, if there is a request for their messages by id.
     others = (each for each in _holders(stored.keeping_among(by_id)).items() if each[0] not in known)
     names = pa.concat_tables([found.names, _rows_of(dict(others))])
@@ -160,7 +160,7 @@ def useful_from_ms(span: BatchSpan, clock_ms: int) -> int:
 
 
 def in_turn(
-    asks: pa.Table,
+    requests: pa.Table,
     known: Mapping[bytes, Holder],
     previous_ms: int,
     free_ms: int,
@@ -169,7 +169,7 @@ def in_turn(
     delivered: Collection[MessageId] = (),
     clock_ms: int = 0,
 ) -> LookedUp:
-    """Return the message that each of `asks` is for.
+    """Return the message that each of `requests` is for.
 
     `known` are the messages of earlier batches, by name. Messages due before `free_ms` are delivered, or about to be,
     and their names are free, except for the `overdue` messages. The names of messages that a request has `delivered`
@@ -178,45 +178,47 @@ def in_turn(
     """
     turns: dict[bytes, _Turn] = {}
     # Includes messages that a cancel has taken: a repeated cancel in a later batch gets the same answer.
-    newest: dict[bytes, Ask] = {}
+    newest: dict[bytes, Request] = {}
     for name, holder in known.items():
         waits = holder.deliver_at_ms >= previous_ms or holder.id in overdue
         if (waits or holder.deliver_at_ms >= free_ms) and holder.id not in delivered:
             keeps = holder.keeps and not has_id(by_id, holder.id)
             until_ms = None if waits else holder.deliver_at_ms
             turns[name] = _Turn(holder.id, keeps, None, until_ms, holder.deliver_at_ms)
-    asked: list[Ask] = []
-    dropped: list[Ask] = []
-    superseded: list[Ask] = []
+    asked: list[Request] = []
+    dropped: list[Request] = []
+    superseded: list[Request] = []
     # With the new due times.
-    retimed: dict[MessageId, tuple[Ask, int]] = {}
-    for ask in sorted(asks_of(asks), key=lambda ask: ask.id):
-        assert ask.name is not None
-        turn = turns.get(ask.name, _NOBODY)
+    retimed: dict[MessageId, tuple[Request, int]] = {}
+    for request in sorted(requests_of(requests), key=lambda request: request.id):
+        assert request.name is not None
+        turn = turns.get(request.name, _NOBODY)
         # A message with the same id is another one, of an input topic that was created again. A cancel would cancel
         # both.
-        if turn.id == ask.id or turn.leaves_to(ask):
+        if turn.id == request.id or turn.leaves_to(request):
             turn = _NOBODY
-        if turn.keeps_from(ask):
-            dropped.append(ask._replace(asked=turn.id))
+        if turn.keeps_from(request):
+            dropped.append(request._replace(asked=turn.id))
             continue
-        asked.append(ask._replace(asked=turn.id, condition=ask.condition and ALWAYS))
-        if turn.ask is not None:
-            superseded.append(turn.ask)
+        asked.append(request._replace(asked=turn.id, condition=request.condition and ALWAYS))
+        if turn.request is not None:
+            superseded.append(turn.request)
             retimed.pop(turn.id, None)
-        if ask.deliver_at_ms is None:
-            turns[ask.name] = _Turn(turn.id)
+        if request.deliver_at_ms is None:
+            turns[request.name] = _Turn(turn.id)
             continue
-        keeps = ask.condition in (KEEP, KEEP_TIME) and not has_id(by_id, ask.id)
-        due_ms = ask.deliver_at_ms
-        if keeps and turn.gives_time_to(ask):
+        keeps = request.condition in (KEEP, KEEP_TIME) and not has_id(by_id, request.id)
+        due_ms = request.deliver_at_ms
+        if keeps and turn.gives_time_to(request):
             # Avoid the due time of the request with the same id: no two messages may have the same order key.
-            request_ms = int(request_due_ms(ask.published_ms or 0, clock_ms, ask.deliver_at_ms))
+            request_ms = int(request_due_ms(request.published_ms or 0, clock_ms, request.deliver_at_ms))
             due_ms = turn.deliver_at_ms + (turn.deliver_at_ms == request_ms)
-            retimed[ask.id] = ask, due_ms
-        turns[ask.name] = _Turn(ask.id, keeps, ask, None if ask.repeats else ask.deliver_at_ms, due_ms)
-        newest[ask.name] = ask._replace(deliver_at_ms=due_ms)
-    given = [_row(ask, known.get(name), turns[name].keeps) for name, ask in newest.items()]
+            retimed[request.id] = request, due_ms
+        turns[request.name] = _Turn(
+            request.id, keeps, request, None if request.repeats else request.deliver_at_ms, due_ms
+        )
+        newest[request.name] = request._replace(deliver_at_ms=due_ms)
+    given = [_row(request, known.get(name), turns[name].keeps) for name, request in newest.items()]
     # Later batches must know that these no longer keep their names.
     lost = {
         name: holder
@@ -224,11 +226,17 @@ def in_turn(
         if holder.keeps and name in turns and name not in newest and not turns[name].keeps
     }
     names = pa.concat_tables([table_from(given, NAMED_SCHEMA), _rows_of(lost)])
-    retimed_rows = [(*ask.id, due_ms, max(due_ms, ask.deliver_at_ms or 0)) for ask, due_ms in retimed.values()]
+    retimed_rows = [
+        (*request.id, due_ms, max(due_ms, request.deliver_at_ms or 0)) for request, due_ms in retimed.values()
+    ]
     return LookedUp(
-        _ask_table(asked), _ask_table(dropped), _messages(superseded), table_from(retimed_rows, RETIMED_SCHEMA), names,
+        _request_table(asked),
+        _request_table(dropped),
+        _messages(superseded),
+        table_from(retimed_rows, RETIMED_SCHEMA),
+        names,
         _messages(known.values()),
-    )  # fmt: skip
+    )
 
 
 def _holders(names: pa.Table) -> dict[bytes, Holder]:
@@ -243,21 +251,21 @@ def _rows_of(holders: Mapping[bytes, Holder]) -> pa.Table:
     return table_from(rows, NAMED_SCHEMA)
 
 
-def _row(ask: Ask, before: Holder | None, keeps: bool) -> tuple[bytes, str, int, int, int, int, bool]:
-    """Return the row of `NAMED_SCHEMA` for the message of `ask`.
+def _row(request: Request, before: Holder | None, keeps: bool) -> tuple[bytes, str, int, int, int, int, bool]:
+    """Return the row of `NAMED_SCHEMA` for the message of `request`.
 
     It is needed for as long as the row of the message before, which would otherwise be found in its place.
     """
-    assert ask.name is not None
-    assert ask.deliver_at_ms is not None
-    until_ms = ask.deliver_at_ms if before is None else max(ask.deliver_at_ms, before.until_ms)
-    return ask.name, *ask.id, ask.deliver_at_ms, until_ms, keeps
+    assert request.name is not None
+    assert request.deliver_at_ms is not None
+    until_ms = request.deliver_at_ms if before is None else max(request.deliver_at_ms, before.until_ms)
+    return request.name, *request.id, request.deliver_at_ms, until_ms, keeps
 
 
-def _ask_table(asks: Iterable[Ask]) -> pa.Table:
-    rows = [(*ask.asked, *ask.id, *ask[2:]) for ask in asks]
-    return table_from(rows, ASK_SCHEMA)
+def _request_table(requests: Iterable[Request]) -> pa.Table:
+    rows = [(*request.asked, *request.id, *request[2:]) for request in requests]
+    return table_from(rows, REQUEST_SCHEMA)
 
 
-def _messages(several: Iterable[Ask | Holder]) -> pa.Table:
+def _messages(several: Iterable[Request | Holder]) -> pa.Table:
     return table_from([(*each.id, each.deliver_at_ms, each.deliver_at_ms) for each in several], CANCELLED_SCHEMA)

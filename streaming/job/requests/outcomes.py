@@ -63,10 +63,10 @@ class Outcomes:
         is_open = self._is_open
         self._outcomes[is_open] = rest[is_open]
 
-    def of(self, asks: pa.Table) -> npt.NDArray[Any]:
-        """Return the outcome of the message that each of `asks` is for. A name may have no message."""
-        places = places_in(self._asked, asks)
-        found = np.full(asks.num_rows, Reason.NO_SUCH_NAME, dtype=object)
+    def of(self, requests: pa.Table) -> npt.NDArray[Any]:
+        """Return the outcome of the message that each of `requests` is for. A name may have no message."""
+        places = places_in(self._asked, requests)
+        found = np.full(requests.num_rows, Reason.NO_SUCH_NAME, dtype=object)
         found[places >= 0] = self._outcomes[places[places >= 0]]
         return found
 

@@ -47,37 +47,37 @@ def driver_rows(shard_output: DataFrame) -> list[Row]:
     return shard_output.withColumn("chunk", expr(f"IF(kind IN ({kinds}), chunk, NULL)")).collect()
 
 
-class Asked(NamedTuple):
-    """The requests of a batch (`ASK_SCHEMA`), and the messages that its state stage has found (`CANCELLED_SCHEMA`).
+class BatchRequests(NamedTuple):
+    """The requests of a batch (`REQUEST_SCHEMA`), and the messages that its state stage has found (`CANCELLED_SCHEMA`).
 
     The state stage has removed the `taken_out` messages. Messages with a deliver-now request are `undecided`, and are
     in rows of the batch. `repeating` are the messages that repeat: those found, and those that came with the requests.
     """
 
-    asks: pa.Table
+    requests: pa.Table
     taken_out: pa.Table
     undecided: pa.Table
     repeating: Ids
 
 
-def read_asks(rows: Iterable[Row]) -> Asked:
+def read_requests(rows: Iterable[Row]) -> BatchRequests:
     """Return the requests in the rows of a batch, and the messages found for them."""
     tables = [(row["kind"], decode_chunk(bytes(row["chunk"]))) for row in rows if row["kind"] in (ASKED, TAKEN_OUT)]
-    asks = pa.concat_tables([table for kind, table in tables if kind == ASKED])
+    requests = pa.concat_tables([table for kind, table in tables if kind == ASKED])
     found = [table for kind, table in tables if kind == TAKEN_OUT]
-    comes_again = ids_in(own_ids(asks.filter(asks.column("repeats").fill_null(False))))
+    comes_again = ids_in(own_ids(requests.filter(requests.column("repeats").fill_null(False))))
     if not found:
-        return Asked(asks, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), comes_again)
+        return BatchRequests(requests, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), comes_again)
     # Two messages have the same id if an input topic was created again.
     by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
-    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(asks)))
+    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(requests)))
     froms = pc.if_else(is_undecided, dues, pa.scalar(NEVER_MS))
     messages = pa.table([*(by_id.column(name) for name in ID), froms, dues], schema=CANCELLED_SCHEMA)
     repeating = pa.concat_tables(found)
     repeating = repeating.filter(pa.array(repeats(repeating)))
     comes_again = united([comes_again, ids_in(repeating)])
     taken_out, undecided = messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided)
-    return Asked(asks, taken_out, undecided, comes_again)
+    return BatchRequests(requests, taken_out, undecided, comes_again)
 
 
 class Waiting(NamedTuple):
@@ -131,26 +131,26 @@ class Search:
     numbers: dict[MessageId, int] = field(default_factory=dict)
     waits: Waiting = NOTHING_WAITS
 
-    def asked_for(self, asks: pa.Table, repeating: Ids) -> Ids:
-        """Return the ids in `asks` (`ASK_SCHEMA`), but not from deliver-now requests for messages that repeat.
+    def asked_for(self, requests: pa.Table, repeating: Ids) -> Ids:
+        """Return the ids in `requests` (`REQUEST_SCHEMA`), but not from deliver-now requests for messages that repeat.
 
         Such a message keeps its name. `repeating` are the messages that repeat and came with the batch.
         """
         if self.may_repeat:
-            keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(asks)))
+            keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(requests)))
             waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping))
             repeating = united([repeating, ids_of(waits.repeating)])
-        in_vain = np.asarray(asks.column("delivers")) & among(asks, repeating)
-        return ids_in(asks.filter(pa.array(~in_vain)))
+        in_vain = np.asarray(requests.column("delivers")) & among(requests, repeating)
+        return ids_in(requests.filter(pa.array(~in_vain)))
 
-    def take(self, outcomes: Outcomes, asked: Asked, named: LookedUp, asks: pa.Table) -> pa.Table:
-        """Let `outcomes` take the messages that `asks` are for (`ASK_SCHEMA`, by ids), wherever they wait.
+    def take(self, outcomes: Outcomes, asked: BatchRequests, named: LookedUp, requests: pa.Table) -> pa.Table:
+        """Let `outcomes` take the messages that `requests` are for (`REQUEST_SCHEMA`, by ids), wherever they wait.
 
         `asked` has the requests of the batch, and `named` the result of looking up their names. Returns the messages
         that this batch would otherwise seal or stage (`CANCELLED_SCHEMA`).
         """
         self.numbers |= dict.fromkeys(each_of(asked.repeating), 1)
-        undecided = self._taken_of(asked.undecided, asks)
+        undecided = self._taken_of(asked.undecided, requests)
         for found in (asked.taken_out, undecided, named.superseded):
             outcomes.take(found)
         if not (not_found := outcomes.open_ids()):
@@ -162,7 +162,7 @@ class Search:
         # Messages that become due at once, and messages that repeat, must be found in their places.
         if not self.may_repeat:
             held = named.earlier.filter(is_held)
-            outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=delivering_ids(asks))))))
+            outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=delivering_ids(requests))))))
 
         def wanted(but: Ids = NO_IDS) -> Ids:
             # If an input topic was created again, a message may have the id of an older, cancelled one.
@@ -172,8 +172,8 @@ class Search:
         handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
         self.waits = self.waiting(wanted(but=handed_over), known)
         self._know(self.waits.repeating)
-        outcomes.take(self._taken_of(self.waits.messages, asks))
-        passed = self._taken_of(self._passed_by(wanted()), asks)
+        outcomes.take(self._taken_of(self.waits.messages, requests))
+        passed = self._taken_of(self._passed_by(wanted()), requests)
         outcomes.take(passed)
         return pa.concat_tables([undecided, passed])
 
@@ -228,12 +228,12 @@ class Search:
     def _know(self, repeating: Mapping[MessageId, Predecessor]) -> None:
         self.numbers |= {identity: each.number for identity, each in repeating.items()}
 
-    def _taken_of(self, found: pa.Table, asks: pa.Table) -> pa.Table:
-        """Return the `found` messages that `asks` take. A deliver-now request takes no message that repeats."""
-        delivers = np.asarray(asks.column("delivers"))
+    def _taken_of(self, found: pa.Table, requests: pa.Table) -> pa.Table:
+        """Return the `found` messages that `requests` take. A deliver-now request takes no message that repeats."""
+        delivers = np.asarray(requests.column("delivers"))
         if not (self.numbers and delivers.any()):
             return found
-        stays = without(ids_of(self.numbers), ids_in(asks.filter(pa.array(~delivers))))
+        stays = without(ids_of(self.numbers), ids_in(requests.filter(pa.array(~delivers))))
         return found.filter(pa.array(~among(found, stays)))
 
 

@@ -19,7 +19,7 @@ from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CancelledIds, cancelled_columns
 from state.buckets.id_rows import id_table
 from state.buckets.parts import IdRows
-from state.cancel import NONE_REPLACED, MessageId, Successor, asks_of
+from state.cancel import NONE_REPLACED, MessageId, Successor, requests_of
 from state.checkpoint.origin import CheckpointOrigin, by_partition
 from state.kinds import Mask
 from state.message_ids import Ids, among, id_text, ids_in, is_below
@@ -138,16 +138,20 @@ class StoredIds:
         found = self._cancelled.find(ids).items()
         return {source: rows.offsets[rows.successors < 0] for source, rows in found if (rows.successors < 0).any()}
 
-    def replaced_by(self, asks: pa.Table) -> dict[MessageId, MessageId]:
-        """Return the messages that `asks` (`ASK_SCHEMA`) have replaced by the stored rows, with the new ids."""
+    def replaced_by(self, requests: pa.Table) -> dict[MessageId, MessageId]:
+        """Return the messages that `requests` (`REQUEST_SCHEMA`) have replaced by the stored rows, with the new ids."""
         successors = {
             (*source, offset): number
-            for source, rows in self._cancelled.find(ids_in(asks)).items()
+            for source, rows in self._cancelled.find(ids_in(requests)).items()
             for offset, number in zip(rows.offsets.tolist(), rows.successors.tolist(), strict=True)
             if number > 0
         }
-        own = (ask for ask in asks_of(asks) if ask.asked in successors)
-        return {ask.asked: ask.id for ask in own if successors[ask.asked] == _number_of(id_text(ask.id).encode())}
+        own = (request for request in requests_of(requests) if request.asked in successors)
+        return {
+            request.asked: request.id
+            for request in own
+            if successors[request.asked] == _number_of(id_text(request.id).encode())
+        }
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
         """Return which messages have one of `names` (`state.names.named`), as a table of `NAMED_SCHEMA`.

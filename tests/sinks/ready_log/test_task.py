@@ -108,10 +108,10 @@ def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:
 
 
 def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: list[dict[str, Any]]) -> None:
-    # The ask of a replacement has its id.
-    ask = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": None}
-    chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, ask, {"offset": 2, "deliver_at_ms": 21})
-    answers = answers_to(asked_by(messages([ask])), [Reason.RELEASED])
+    # The request of a replacement has its id.
+    request = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": None}
+    chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, request, {"offset": 2, "deliver_at_ms": 21})
+    answers = answers_to(asked_by(messages([request])), [Reason.RELEASED])
     value = answers.column("value")[0].as_py()
     run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), answers=answers), chunk)
     assert [(row["offset"], row["kind"], row["value"]) for row in handed_over] == [

@@ -1,6 +1,6 @@
 """Taking back what is handed over, in the core of the release stage: random logs, requests, crashes and memory.
 
-A message may lie in the near log, written before the ask for it, and be read after the ask.
+A message may lie in the near log, written before the request for it, and be read after the request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.sinks.release.accounts import check_accounts
 
 
 def _replaces(offset: int) -> bool:
-    """Return whether the ask at `offset` is that of a message which takes the place of another."""
+    """Return whether the request at `offset` is that of a message which takes the place of another."""
     return bool(offset % 2)
 
 
@@ -79,7 +79,7 @@ class _Shard:
     messages: int = 0
     requests: int = 0
     seen: Counter[int] = field(default_factory=Counter)
-    # The results for each message, and how often each ask was answered or passed on.
+    # The results for each message, and how often each request was answered or passed on.
     results: dict[int, set[str]] = field(default_factory=dict)
     reasons: dict[int, str | None] = field(default_factory=dict)
     outputs: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
 
     def arrive() -> None:
         kind, numbers = coming.pop(0)
-        # An ask comes after its message.
+        # A request comes after its message.
         asked = [each if kind != "requests" or each < shard.messages else 500 + each for each in numbers]
         shard.arrive(kind, asked, delivers=[each % 3 == 1 for each in numbers] if kind == "requests" else ())
 

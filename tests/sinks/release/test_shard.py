@@ -79,8 +79,8 @@ def test_an_ask_that_comes_too_late_is_told_where_the_message_went(bench: Releas
         assert_eventually(lambda: bench.is_done(release), 60)
     undecided = Undecided(now_ms(), now_ms(), shards=1, left=0).to_bytes()
     key = b"delayline-in/0/12"
-    ask = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 99, "key": key, "value": undecided}
-    bench.hand_over(messages([ask]))
+    request = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 99, "key": key, "value": undecided}
+    bench.hand_over(messages([request]))
     bench.wait(release)
     (answer,) = bench.read(settings.results_topic)
     content = json.loads(answer.value() or b"")

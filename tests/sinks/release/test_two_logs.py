@@ -80,11 +80,11 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     forwarder.produce(settings.near_topic, value, None, 0, headers=headers)
     assert forwarder.flush(30) == 0
     bench.hand_over(_chunk(bench, {3: later, 4: later}), log=Log.NEAR)
-    ask = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
+    request = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
     undecided = Undecided(later + 1, now_ms(), shards=1, left=0, epoch=7).to_bytes()
     soon = now_ms() + 1_500
-    bench.hand_over(_chunk(bench, {5: soon}), messages([{**ask, "value": undecided}]))
-    # What was taken in before the ask goes out meanwhile.
+    bench.hand_over(_chunk(bench, {5: soon}), messages([{**request, "value": undecided}]))
+    # What was taken in before the request goes out meanwhile.
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5], 60)
     assert bench.read(settings.results_topic) == []
     assert not release.drained
@@ -98,7 +98,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5, 2], 60)
     position = bench.position
     assert position is not None
-    # The chunk of what was cancelled has another message, and the ask is read again after a crash.
+    # The chunk of what was cancelled has another message, and the request is read again after a crash.
     assert (position.near.lowest, position.ready.lowest) == (1, 2)
 
 

@@ -39,12 +39,12 @@ def test_what_is_handed_over_at_once_is_not_refused() -> None:
 
 
 def test_a_refused_replacement_leaves_what_it_would_replace() -> None:
-    asks = headers(("deliver-after", b"1h"), ("delayline-replaces", b"delayline-in/0/3"))
-    row = {"offset": 20, "timestamp_ms": CLOCK_MS, "headers": asks}
+    requests = headers(("deliver-after", b"1h"), ("delayline-replaces", b"delayline-in/0/3"))
+    row = {"offset": 20, "timestamp_ms": CLOCK_MS, "headers": requests}
     partitions = PARTITIONS | {"delayline-results": 1}
     policy = DelayPolicy(most_waiting=5)
     settings = some_batch_settings(policy=policy, partitions=partitions, results="delayline-results")
     (message,) = accept(records([row]), settings, CLOCK_MS, REFUSAL).messages.to_pylist()
     assert message["error_code"] == "too-many-waiting"
-    assert accept(records([row]), settings, CLOCK_MS, REFUSAL).asks.num_rows == 0
-    assert accept(records([row]), settings, CLOCK_MS).asks.num_rows == 1
+    assert accept(records([row]), settings, CLOCK_MS, REFUSAL).requests.num_rows == 0
+    assert accept(records([row]), settings, CLOCK_MS).requests.num_rows == 1

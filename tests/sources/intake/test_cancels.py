@@ -10,7 +10,7 @@ import pytest
 from conf.errors import InvariantViolated
 from sources.intake.accept import accept
 from state.answers import answered, answers_to
-from state.cancel import ASK_ID, asked_by, asks_of
+from state.cancel import REQUEST_ID, asked_by, requests_of
 from state.kinds import ANSWER, DEAD_LETTER, MESSAGE, REQUEST, requests_in
 from state.message_ids import ID, parse_id
 from state.reasons import Reason
@@ -52,7 +52,7 @@ def test_asks_are_accepted_in_place_between_other_records() -> None:
         RESULTS,
     ]
     assert rows[2]["deliver_at_ms"] == CLOCK_MS + 4_000
-    assert rows[4]["deliver_at_ms"] == CLOCK_MS - 1_000, "a delay header means nothing on an ask"
+    assert rows[4]["deliver_at_ms"] == CLOCK_MS - 1_000, "a delay header means nothing on a request"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_ask_that_a_message_be_due_at_once_is_told_from_a_cancel() -> None:
         (REQUEST, RESULTS, b"in/1/42", CLOCK_MS)
     ] * 2
     assert rows[0]["headers"][1] == {"key": "trace", "value": b"7"}
-    assert sorted((each.id[2], each.asked, each.delivers) for each in asks_of(found.asks)) == [
+    assert sorted((each.id[2], each.asked, each.delivers) for each in requests_of(found.requests)) == [
         (0, ("in", 1, 42), True),
         (1, ("in", 1, 42), False),
     ]
@@ -136,9 +136,9 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
             {"offset": 3, "key": b"k", "error_code": "bad-cancel"},
         ]
     )
-    asks = asked_by(requests_in(table))
-    assert asks.to_pylist() == [dict(zip((*ID, *ASK_ID), ("in", 3, 4, "delayline-in", 0, 2), strict=True))]
-    filled = answered(table, answers_to(asks, [Reason.RELEASED]))
+    requests = asked_by(requests_in(table))
+    assert requests.to_pylist() == [dict(zip((*ID, *REQUEST_ID), ("in", 3, 4, "delayline-in", 0, 2), strict=True))]
+    filled = answered(table, answers_to(requests, [Reason.RELEASED]))
     assert filled.column("kind").to_pylist() == [MESSAGE, ANSWER, DEAD_LETTER]
     values = filled.column("value").to_pylist()
     assert (values[0], values[2]) == (b"other", b"v")
@@ -146,4 +146,4 @@ def test_asks_are_found_among_messages_and_each_gets_its_answer() -> None:
     assert json.loads(values[1]) == expected
     assert filled.schema == table.schema
     with pytest.raises(InvariantViolated, match="without an answer"):
-        answered(table, answers_to(asks.slice(0, 0), []))
+        answered(table, answers_to(requests.slice(0, 0), []))

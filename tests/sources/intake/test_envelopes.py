@@ -14,7 +14,7 @@ import pytest
 
 from sources.intake.accept import accept
 from sources.intake.partitioner import partitions_for
-from state.cancel import ALWAYS, Ask, asks_of
+from state.cancel import ALWAYS, Request, requests_of
 from state.names import named
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -43,7 +43,7 @@ KARAFKA_TOMBSTONE = [
 ]
 
 
-def accepted(preset: str, *rows: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], list[Ask]]:
+def accepted(preset: str, *rows: dict[str, Any], **changes: Any) -> tuple[list[dict[str, Any]], list[Request]]:
     table = records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows))
     settings = some_batch_settings(
         presets={TOPIC: tuple(preset.split(","))},
@@ -52,12 +52,12 @@ def accepted(preset: str, *rows: dict[str, Any], **changes: Any) -> tuple[list[d
         **changes,
     )
     found = accept(table, settings, CLOCK_MS)
-    return found.messages.to_pylist(), asks_of(found.asks)
+    return found.messages.to_pylist(), requests_of(found.requests)
 
 
 def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:
     row = {"headers": headers(("trace", b"7"), *ETF1), "key": b"schedule 1", "value": b"v"}
-    (plain, message, _), (ask,) = accepted("etf1", {"value": b"plain"}, row)
+    (plain, message, _), (request,) = accepted("etf1", {"value": b"plain"}, row)
     assert plain["headers"] is None
     assert (message["output_topic"], message["deliver_at_ms"]) == ("orders", DUE_S * 1_000)
     assert (message["key"], message["value"]) == (b"video 7", b"v")
@@ -68,7 +68,7 @@ def test_a_schedule_of_etf1_is_delivered_as_etf1_does_it() -> None:
     ]
     assert message["headers"] == headers(("trace", b"7"), *ETF1, *added)
     name = named(TOPIC, b"schedule 1")
-    assert ask == Ask((TOPIC, 0, 1), ("", -1, -1), ALWAYS, DUE_S * 1_000, name, WRITTEN_MS, wants_answer=False)
+    assert request == Request((TOPIC, 0, 1), ("", -1, -1), ALWAYS, DUE_S * 1_000, name, WRITTEN_MS, wants_answer=False)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_whatever_its_timestamp_a_schedule_of_etf1_is_delivered(stamp_ms: int, s
 
 def test_a_schedule_of_karafka_is_delivered_as_karafka_does_it() -> None:
     row = {"headers": headers(*KARAFKA), "key": b"orders-1", "value": b"v", "partition": 2, "offset": 9}
-    (message, _), (ask,) = accepted("karafka", row)
+    (message, _), (request,) = accepted("karafka", row)
     assert (message["output_topic"], message["deliver_at_ms"]) == ("orders", DUE_S * 1_000)
     added = [
         ("schedule_source_topic", TOPIC.encode()),
@@ -99,7 +99,7 @@ def test_a_schedule_of_karafka_is_delivered_as_karafka_does_it() -> None:
         ("schedule_source_key", b"orders-1"),
     ]
     assert (message["key"], message["headers"]) == (b"video 7", headers(*KARAFKA, *added))
-    assert ask.name == named(TOPIC, b"orders-1")
+    assert request.name == named(TOPIC, b"orders-1")
 
 
 def test_headers_of_an_earlier_delivery_are_replaced_by_karafka_and_kept_by_etf1() -> None:
@@ -125,8 +125,8 @@ def test_without_a_key_in_the_envelope_there_is_none() -> None:
 
 
 def test_a_schedule_without_a_key_has_no_name_and_no_header_for_it() -> None:
-    (message,), asks = accepted("etf1", {"headers": headers(*ETF1)})
-    assert asks == []
+    (message,), requests = accepted("etf1", {"headers": headers(*ETF1)})
+    assert requests == []
     assert [header["key"] for header in message["headers"][3:]] == ["scheduler-timestamp", "scheduler-topic"]
 
 
@@ -158,29 +158,29 @@ def test_karafka_names_the_partition_or_the_key_that_chooses_it() -> None:
     ],
 )
 def test_cancels_are_asks_for_the_key(preset: str, row: dict[str, Any]) -> None:
-    (message,), (ask,) = accepted(preset, {"key": b"schedule 1", **row})
+    (message,), (request,) = accepted(preset, {"key": b"schedule 1", **row})
     assert (message["output_topic"], message["key"]) == (RESULTS, b"schedule 1")
-    assert ask == Ask((TOPIC, 0, 0), ("", -1, -1), None, None, named(TOPIC, b"schedule 1"))
-    (message,), asks = accepted(preset, row)
-    assert (message["error_code"], asks) == ("bad-cancel", [])
+    assert request == Request((TOPIC, 0, 0), ("", -1, -1), None, None, named(TOPIC, b"schedule 1"))
+    (message,), requests = accepted(preset, row)
+    assert (message["error_code"], requests) == ("bad-cancel", [])
 
 
 def test_a_cancel_by_the_header_works_where_keys_are_names() -> None:
-    _, (ask,) = accepted("etf1", {"headers": headers(("delayline-cancel-name", b"schedule 1"))})
-    assert (ask.condition, ask.name) == (None, named(TOPIC, b"schedule 1"))
+    _, (request,) = accepted("etf1", {"headers": headers(("delayline-cancel-name", b"schedule 1"))})
+    assert (request.condition, request.name) == (None, named(TOPIC, b"schedule 1"))
 
 
 def test_an_envelope_that_makes_the_message_too_large_is_a_dead_letter_as_it_was() -> None:
     large = [*ETF1[:2], ("scheduler-target-key", bytes(400_000))]
     row = {"headers": headers(*large), "key": bytes(400_000)}
-    (message,), asks = accepted("etf1", row)
-    assert (message["error_code"], message["headers"], asks) == ("message-too-large", headers(*large), [])
+    (message,), requests = accepted("etf1", row)
+    assert (message["error_code"], message["headers"], requests) == ("message-too-large", headers(*large), [])
     assert message["key"] == row["key"]
 
 
 def test_a_null_value_of_another_publisher_is_a_message() -> None:
-    (message,), asks = accepted("karafka", {"value": None, "key": b"k"})
-    assert (message["error_code"], message["output_topic"], asks) == (None, "delayline-out", [])
+    (message,), requests = accepted("karafka", {"value": None, "key": b"k"})
+    assert (message["error_code"], message["output_topic"], requests) == (None, "delayline-out", [])
 
 
 def test_another_version_of_karafkas_headers_is_refused() -> None:
@@ -197,17 +197,17 @@ def test_a_cancel_in_another_version_of_karafkas_headers_is_refused(
     given = headers(("schedule_schema_version", b"2.0.0"), ("schedule_source_type", kind))
     row = {"key": b"k", "value": value, "headers": given}
     known = {**row, "headers": headers(("schedule_schema_version", b"1.1.0"), ("schedule_source_type", kind))}
-    (message, _), (ask,) = accepted(presets, row, known)
+    (message, _), (request,) = accepted(presets, row, known)
     assert (message["error_code"], message["output_topic"]) == ("bad-schedule", "delayline-dead-letter")
     assert (message["key"], message["value"], message["headers"]) == (b"k", value, given)
     assert "schedule_schema_version begins with 1." in message["error_text"]
-    assert ask.id[2] == 1
+    assert request.id[2] == 1
 
 
 def test_a_cancel_by_delaylines_own_header_has_no_version() -> None:
     given = headers(("delayline-cancel-name", b"k"), ("schedule_schema_version", b"2.0.0"), KARAFKA_TOMBSTONE[2])
-    _, (ask,) = accepted("karafka", {"headers": given})
-    assert ask.name == named(TOPIC, b"k")
+    _, (request,) = accepted("karafka", {"headers": given})
+    assert request.name == named(TOPIC, b"k")
 
 
 def test_our_own_headers_say_when_and_where_in_any_case() -> None:
@@ -218,8 +218,8 @@ def test_our_own_headers_say_when_and_where_in_any_case() -> None:
 
 def test_a_null_value_with_a_header_of_ours_is_a_message() -> None:
     row = {"headers": headers(("deliver-after", b"5s")), "key": b"k", "value": None}
-    (message,), asks = accepted("etf1", row)
-    assert (message["deliver_at_ms"], message["output_topic"], asks) == (WRITTEN_MS + 5_000, "delayline-out", [])
+    (message,), requests = accepted("etf1", row)
+    assert (message["deliver_at_ms"], message["output_topic"], requests) == (WRITTEN_MS + 5_000, "delayline-out", [])
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_a_null_value_that_others_schedule_is_a_message_beside_etf1(
 ) -> None:
     row = {"headers": headers(*own), "key": b"k", "value": None}
     for order in (presets, ",".join(reversed(presets.split(",")))):
-        (message, *_), asks = accepted(order, row)
+        (message, *_), requests = accepted(order, row)
         assert (message["error_code"], message["deliver_at_ms"], message["output_topic"]) == (None, due_ms, output)
-        assert all(ask.condition == ALWAYS for ask in asks), "nobody asks for a cancel"
+        assert all(request.condition == ALWAYS for request in requests), "nobody asks for a cancel"
 
 
 def test_a_cancel_of_karafka_and_a_tombstone_of_etf1_cancel_beside_the_other() -> None:
@@ -248,14 +248,16 @@ def test_a_cancel_of_karafka_and_a_tombstone_of_etf1_cancel_beside_the_other() -
         {"headers": headers(*ETF1), "key": b"e", "value": None},
         {"key": b"e", "value": None},
     ]
-    _, asks = accepted("etf1,karafka", *rows)
-    assert [(ask.condition, ask.name) for ask in asks] == [(None, named(TOPIC, key)) for key in (b"k", b"e", b"e")]
+    _, requests = accepted("etf1,karafka", *rows)
+    assert [(request.condition, request.name) for request in requests] == [
+        (None, named(TOPIC, key)) for key in (b"k", b"e", b"e")
+    ]
 
 
 def test_a_null_value_whose_schedule_repeats_is_a_dead_letter_beside_etf1() -> None:
     row = {"headers": headers(("AMQ_SCHEDULED_CRON", b"0 * * * *")), "key": b"k", "value": None}
-    (message,), asks = accepted("etf1,activemq", row)
-    assert (message["error_code"], asks) == ("bad-schedule", [])
+    (message,), requests = accepted("etf1,activemq", row)
+    assert (message["error_code"], requests) == ("bad-schedule", [])
 
 
 def test_of_two_presets_each_record_has_the_envelope_of_its_own() -> None:
@@ -264,9 +266,9 @@ def test_of_two_presets_each_record_has_the_envelope_of_its_own() -> None:
         {"headers": headers(*KARAFKA), "key": b"k"},
         {"key": b"p"},
     ]
-    (etf1, karafka, plain, *_), asks = accepted("etf1,karafka", *rows)
+    (etf1, karafka, plain, *_), requests = accepted("etf1,karafka", *rows)
     assert [etf1["key"], karafka["key"], plain["key"]] == [b"video 7", b"video 7", b"p"]
     assert [len(each["headers"] or ()) for each in (etf1, karafka, plain)] == [6, 9, 0]
-    assert [ask.name for ask in asks] == [named(TOPIC, b"e"), named(TOPIC, b"k")]
+    assert [request.name for request in requests] == [named(TOPIC, b"e"), named(TOPIC, b"k")]
     (both,), _ = accepted("etf1,karafka", {"headers": headers(*ETF1, *KARAFKA)})
     assert both["error_code"] == "two-delays"

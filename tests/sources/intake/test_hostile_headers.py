@@ -14,7 +14,7 @@ from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.preset_headers import Preset
 from sources.intake.presets import presets_named
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, asks_of
+from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, requests_of
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import DEAD_LETTER, REQUEST, kinds_of, requests_in
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
@@ -146,15 +146,15 @@ def _ids(table: pa.Table) -> list[tuple[Any, ...]]:
 def test_each_record_becomes_one_message_ask_or_dead_letter(
     rows: list[dict[str, Any]], batch_settings: BatchSettings
 ) -> None:
-    accepted, asks = accept(records(rows), batch_settings, CLOCK_MS)
+    accepted, requests = accept(records(rows), batch_settings, CLOCK_MS)
     own, more = accepted.slice(0, len(rows)), accepted.slice(len(rows))
     assert _ids(own) == [(row["topic"], row["partition"], row["offset"]) for row in rows]
-    # Beside them, asks of messages that replace others: one of each at the most.
+    # Beside them, requests of messages that replace others: one of each at the most.
     assert set(kinds_of(more)) <= {REQUEST}
     assert len(set(_ids(more))) == more.num_rows
-    requests = requests_in(accepted)
-    assert requests.column("value").null_count == requests.num_rows
-    assert sorted(ask.id for ask in asks_of(asks)) == sorted(_ids(requests))
+    request_rows = requests_in(accepted)
+    assert request_rows.column("value").null_count == request_rows.num_rows
+    assert sorted(request.id for request in requests_of(requests)) == sorted(_ids(request_rows))
     for row in accepted.to_pylist():
         _check(row, batch_settings)
     # A record is treated as if it had come alone.

@@ -69,7 +69,7 @@ def test_a_forwarder_takes_just_the_plain_messages_that_a_batch_would_hand_over_
         by_record.setdefault(message["offset"], []).append(message)
     expected, urgent = [], False
     for messages in by_record.values():
-        # An ask that comes with a message is a second one of its record.
+        # A request that comes with a message is a second one of its record.
         is_plain = len(messages) == 1 and messages[0]["error_code"] is None
         is_plain &= messages[0]["output_topic"] in ("delayline-out", "orders")
         urgent |= not is_plain

@@ -81,8 +81,8 @@ def test_an_instant_is_never_shortened_to_one_before_the_clock() -> None:
 
 @pytest.mark.parametrize("policy", [DelayPolicy(clamps=True), DelayPolicy(fixed_ms=1), DelayPolicy(default_ms=1)])
 def test_no_policy_hides_a_timestamp_in_microseconds(policy: DelayPolicy) -> None:
-    asks = [("deliver-after", b"1s")] if policy.clamps else []
-    assert accepted(policy, *asks, timestamp_ms=WRITTEN_MS * 1_000)[0] == "delay-too-long"
+    requests = [("deliver-after", b"1s")] if policy.clamps else []
+    assert accepted(policy, *requests, timestamp_ms=WRITTEN_MS * 1_000)[0] == "delay-too-long"
 
 
 def test_a_default_or_fixed_delay_above_the_longest_is_treated_like_one_that_was_asked_for() -> None:

@@ -12,7 +12,7 @@ from sources.intake import presets as presets_module
 from sources.intake.accept import accept
 from sources.intake.near import accept_near
 from sources.intake.preset_headers import Repeat
-from state.cancel import ALWAYS, asks_of
+from state.cancel import ALWAYS, requests_of
 from state.checkpoint.batch_settings import DelayPolicy
 from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
 from state.kinds import repeats as repeat_mask
@@ -189,12 +189,14 @@ def test_timestamp_that_is_none_is_no_start() -> None:
 def test_message_with_a_name_has_it_in_its_schedule_and_asks_for_what_has_it() -> None:
     policy = DelayPolicy(repeats=True, names="key")
     row = {"timestamp_ms": WRITTEN_MS, "headers": headers(RULE, ("x", b"1")), "key": b"order 7"}
-    messages, asks = accept(records([row]), settings(policy), CLOCK_MS)
-    message, request = messages.to_pylist()
-    assert (message["kind"], request["kind"]) == (REPEATING, REQUEST)
+    messages, requests = accept(records([row]), settings(policy), CLOCK_MS)
+    message, request_row = messages.to_pylist()
+    assert (message["kind"], request_row["kind"]) == (REPEATING, REQUEST)
     assert waiting_in(messages.slice(0, 1))[0].schedule.name == named(TOPIC, b"order 7")
-    assert request["headers"] == headers(("x", b"1")), "an answer has what the publisher sent"
-    assert [(ask.condition, ask.deliver_at_ms) for ask in asks_of(asks)] == [(ALWAYS, WRITTEN_MS + 10 * MINUTE)]
+    assert request_row["headers"] == headers(("x", b"1")), "an answer has what the publisher sent"
+    assert [(request.condition, request.deliver_at_ms) for request in requests_of(requests)] == [
+        (ALWAYS, WRITTEN_MS + 10 * MINUTE)
+    ]
 
 
 @pytest.mark.parametrize(

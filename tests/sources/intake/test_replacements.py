@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sources.intake.accept import accept
-from state.cancel import ALWAYS, WAITING, Ask, asks_of
+from state.cancel import ALWAYS, WAITING, Request, requests_of
 from state.checkpoint.batch_settings import DelayPolicy
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -30,34 +30,36 @@ def accepted(*rows: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
 
 def test_a_replacement_is_a_message_without_the_headers_and_an_ask_with_all_of_them() -> None:
     given = headers(("trace", b"7"), REPLACES, DELAY, ("delayline-if", b"always"), ("delayline-operator", b"Ada"))
-    plain, message, ask = accepted({}, {"headers": given, "key": b"k", "value": b"new"})
+    plain, message, request = accepted({}, {"headers": given, "key": b"k", "value": b"new"})
     assert plain["output_topic"] == "delayline-out"
     assert (message["key"], message["value"], message["output_topic"]) == (b"k", b"new", "delayline-out")
     assert message["deliver_at_ms"] == WRITTEN_MS + 5_000
     assert message["headers"] == headers(("trace", b"7"), DELAY)
-    assert (ask["key"], ask["output_topic"], ask["headers"]) == (b"in/0/7", RESULTS, given)
-    assert ask["deliver_at_ms"] == WRITTEN_MS
-    assert [(each["topic"], each["partition"], each["offset"]) for each in (message, ask)] == [
+    assert (request["key"], request["output_topic"], request["headers"]) == (b"in/0/7", RESULTS, given)
+    assert request["deliver_at_ms"] == WRITTEN_MS
+    assert [(each["topic"], each["partition"], each["offset"]) for each in (message, request)] == [
         ("delayline-in", 0, 1)
     ] * 2
 
 
 def test_the_condition_is_waiting_by_default_and_asks_carry_it_with_the_due_time() -> None:
     rows = [{"headers": headers(REPLACES, DELAY)}, {"headers": headers(REPLACES, DELAY, ("delayline-if", b" always "))}]
-    asks = accept(records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows)),
-                   BATCH_SETTINGS, CLOCK_MS).asks  # fmt: skip
+    requests = accept(records({"timestamp_ms": WRITTEN_MS, "offset": at, **row} for at, row in enumerate(rows)),
+                   BATCH_SETTINGS, CLOCK_MS).requests  # fmt: skip
     due = WRITTEN_MS + 5_000
-    assert asks_of(asks) == [
-        Ask(("delayline-in", 0, 0), ("in", 0, 7), WAITING, due),
-        Ask(("delayline-in", 0, 1), ("in", 0, 7), ALWAYS, due),
+    assert requests_of(requests) == [
+        Request(("delayline-in", 0, 0), ("in", 0, 7), WAITING, due),
+        Request(("delayline-in", 0, 1), ("in", 0, 7), ALWAYS, due),
     ]
 
 
 @pytest.mark.parametrize("condition", [WAITING, ALWAYS])
 @pytest.mark.parametrize("offset", [1, 2, 2**40])
 def test_a_message_that_replaces_itself_or_a_later_one_is_refused(offset: int, condition: str) -> None:
-    asks = headers(("delayline-replaces", b"delayline-in/0/%d" % offset), ("delayline-if", condition.encode()), DELAY)
-    before, message = accepted({}, {"headers": asks})
+    requests = headers(
+        ("delayline-replaces", b"delayline-in/0/%d" % offset), ("delayline-if", condition.encode()), DELAY
+    )
+    before, message = accepted({}, {"headers": requests})
     assert before["error_code"] is None
     assert message["error_code"] == "bad-replaces"
     # In other partitions, offsets say nothing about what comes later.
@@ -83,8 +85,8 @@ def test_tens_of_thousands_of_headers_of_a_replacement_stay_in_arrow() -> None:
 
 def test_message_and_ask_never_have_the_same_place_in_the_order() -> None:
     # A message without a delay is due when it was written, and so is its ask.
-    message, ask = accepted({"headers": headers(REPLACES)})
-    assert (message["deliver_at_ms"], ask["deliver_at_ms"]) == (WRITTEN_MS, WRITTEN_MS + 1)
+    message, request = accepted({"headers": headers(REPLACES)})
+    assert (message["deliver_at_ms"], request["deliver_at_ms"]) == (WRITTEN_MS, WRITTEN_MS + 1)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +103,11 @@ def test_message_and_ask_never_have_the_same_place_in_the_order() -> None:
     ids=["short", "null", "large", "two", "no condition", "null condition", "two conditions"],
 )  # fmt: skip
 def test_a_replacement_that_cannot_be_followed_is_a_dead_letter_and_asks_for_nothing(bad: Any) -> None:
-    message, good, ask = accepted({"headers": headers(*bad), "value": b"v"}, {"headers": headers(REPLACES)})
+    message, good, request = accepted({"headers": headers(*bad), "value": b"v"}, {"headers": headers(REPLACES)})
     assert (message["error_code"], message["output_topic"]) == ("bad-replaces", "delayline-dead-letter")
     assert len(message["error_text"]) < 500
     assert message["headers"] == headers(*bad), "whoever sends it again finds what it asked for"
-    assert (good["error_code"], ask["key"]) == (None, b"in/0/7")
+    assert (good["error_code"], request["key"]) == (None, b"in/0/7")
 
 
 def test_a_replacement_that_is_no_valid_message_replaces_nothing() -> None:
@@ -149,4 +151,4 @@ def test_a_table_gives_the_same_messages_and_asks_as_its_records_one_by_one(
     whole = accepted(*given_rows)
     single = [accepted(row) for row in given_rows]
     assert whole[: len(rows)] == [found[0] for found in single]
-    assert whole[len(rows) :] == [ask for found in single for ask in found[1:]]
+    assert whole[len(rows) :] == [request for found in single for request in found[1:]]

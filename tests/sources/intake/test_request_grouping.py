@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from sources.intake.accept import accept
 from sources.intake.kafka_reader import accepting
 from sources.intake.request_grouping import RequestGrouping
-from state.cancel import ALWAYS, ASK_SCHEMA, CANCEL_HEADER, DELIVER_NOW_HEADER, asks_of, replacing
+from state.cancel import ALWAYS, CANCEL_HEADER, DELIVER_NOW_HEADER, REQUEST_SCHEMA, replacing, requests_of
 from state.checkpoint.batch_settings import DelayPolicy, RunningBatch
 from state.group_keys import shard_keys
 from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
@@ -37,7 +37,7 @@ def running(shards: int, taken: Taken | None = None) -> RunningBatch:
     return RunningBatch(3, settings, 1, 10_000, 10**12, taken=taken or Taken())
 
 
-def requests(*marks: tuple[str, bytes | str], start: int = 0) -> pa.Table:
+def request_records(*marks: tuple[str, bytes | str], start: int = 0) -> pa.Table:
     """Return records that have these headers; each is one of an input partition from the offset `start` on."""
     rows: list[dict[str, Any]] = []
     for offset, (name, value) in enumerate(marks, start):
@@ -51,14 +51,16 @@ def grouped(batch: RunningBatch, *tables: pa.Table) -> tuple[dict[int, list[int]
     grouping = RequestGrouping(batch)
     passed_on: dict[int, list[int]] = defaultdict(list)
     for table in tables:
-        for key, asks in grouping.divide(accept(table, batch.settings, batch.clock_ms)):
-            passed_on[key] += [ask.id[2] for ask in asks_of(asks)]
+        for key, requests in grouping.divide(accept(table, batch.settings, batch.clock_ms)):
+            passed_on[key] += [request.id[2] for request in requests_of(requests)]
     return dict(passed_on), {key: each_of(ids_from([ids])) for key, ids in grouping.ids()}
 
 
 def test_a_cancel_by_id_is_passed_on_once_and_each_shard_gets_the_id() -> None:
     batch = running(8)
-    tables = [requests((CANCEL_HEADER, f"{OTHER}/1/7"), (CANCEL_HEADER, f"{TOPIC}/0/5"), start=at) for at in (10, 20)]
+    tables = [
+        request_records((CANCEL_HEADER, f"{OTHER}/1/7"), (CANCEL_HEADER, f"{TOPIC}/0/5"), start=at) for at in (10, 20)
+    ]
     passed_on, ids = grouped(batch, *tables)
     assert [sorted(own) for own in passed_on.values()] == [[10, 11, 20, 21]]
     assert ids == {key: {(OTHER, 1, 7), (TOPIC, 0, 5)} for key in batch.settings.shard_keys}
@@ -68,7 +70,7 @@ def test_each_shard_is_told_which_messages_somebody_wants_now() -> None:
     grouping = RequestGrouping(running(2))
     marks = [(DELIVER_NOW_HEADER, f"{OTHER}/1/7"), (CANCEL_HEADER, f"{OTHER}/1/7"), (CANCEL_HEADER, f"{TOPIC}/0/5")]
     batch = running(2)
-    assert len(list(grouping.divide(accept(requests(*marks), batch.settings, batch.clock_ms)))) == 1
+    assert len(list(grouping.divide(accept(request_records(*marks), batch.settings, batch.clock_ms)))) == 1
     for _, ids in grouping.ids():
         delivering = ids.filter(ids.column("delivers"))
         assert each_of(ids_from([delivering])) == {(OTHER, 1, 7)}
@@ -78,7 +80,7 @@ def test_each_shard_is_told_which_messages_somebody_wants_now() -> None:
 def test_the_request_of_a_message_goes_to_the_shard_of_the_message() -> None:
     batch = running(8)
     replacements = [(name, value) for at in range(30) for name, value in replacing(f"{OTHER}/1/{at}", ALWAYS)[:1]]
-    for table in (requests(*[(NAME_HEADER, b"%d" % at) for at in range(30)]), requests(*replacements)):
+    for table in (request_records(*[(NAME_HEADER, b"%d" % at) for at in range(30)]), request_records(*replacements)):
         messages = accept(table, batch.settings, batch.clock_ms).messages
         messages = messages.filter(pa.array(is_message(messages)))
         shards = dict(zip(messages.column("offset").to_pylist(), shards_of(messages, 8).tolist(), strict=True))
@@ -89,19 +91,19 @@ def test_the_request_of_a_message_goes_to_the_shard_of_the_message() -> None:
 
 
 def test_no_shard_gets_the_ids_of_messages_that_have_a_name_or_are_taken_by_forwarders() -> None:
-    named = requests((NAME_HEADER, b"a"), (CANCEL_NAME_HEADER, b"a"))
+    named = request_records((NAME_HEADER, b"a"), (CANCEL_NAME_HEADER, b"a"))
     assert grouped(running(8), named)[1] == {}
     taken = Taken({(OTHER, 1): BitMap64([7, 8])})
     cancels = [(CANCEL_HEADER, f"{OTHER}/1/{at}") for at in (7, 8)]
-    passed_on, ids = grouped(running(8, taken), requests(*cancels))
+    passed_on, ids = grouped(running(8, taken), request_records(*cancels))
     assert (list(passed_on.values()), ids) == ([[0, 1]], {})
-    _, ids = grouped(running(8, taken), requests(*cancels, (CANCEL_HEADER, f"{OTHER}/1/9")))
+    _, ids = grouped(running(8, taken), request_records(*cancels, (CANCEL_HEADER, f"{OTHER}/1/9")))
     assert set(map(tuple, ids.values())) == {((OTHER, 1, 9),)}
 
 
 def shuffled(shards: int, table: pa.Table) -> tuple[int, int, int]:
     """Return the bytes of chunks that a task gives of a batch: messages, requests, and ids that are asked for."""
-    sizes = dict.fromkeys((ASK_SCHEMA, BITMAPS_SCHEMA), 0)
+    sizes = dict.fromkeys((REQUEST_SCHEMA, BITMAPS_SCHEMA), 0)
     of_messages = 0
     for rows in accepting(lambda: running(shards))(iter(table.combine_chunks().to_batches())):
         for chunk in filter(None, rows.column("chunk").to_pylist()):
@@ -110,7 +112,7 @@ def shuffled(shards: int, table: pa.Table) -> tuple[int, int, int]:
                 sizes[schema] += len(chunk)
             else:
                 of_messages += len(chunk)
-    return of_messages, sizes[ASK_SCHEMA], sizes[BITMAPS_SCHEMA]
+    return of_messages, sizes[REQUEST_SCHEMA], sizes[BITMAPS_SCHEMA]
 
 
 @pytest.mark.parametrize("kind", ["cancels", "replacements", "names", "cancels by name"])
@@ -124,7 +126,7 @@ def test_with_more_shards_requests_do_not_become_more_bytes_and_an_id_takes_two_
         "names": ((NAME_HEADER, b"%d" % at) for at in asked),
         "cancels by name": ((CANCEL_NAME_HEADER, b"%d" % at) for at in asked),
     }
-    table = requests(*marks[kind])
+    table = request_records(*marks[kind])
     (_, few_asks, few_ids), (_, many_asks, many_ids) = (shuffled(shards, table) for shards in (2, many))
     # A chunk has a schema, and requests that come with messages are in the groups of these.
     assert many_asks - few_asks < 2_500 * many

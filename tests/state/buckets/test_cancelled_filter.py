@@ -123,8 +123,8 @@ def test_a_message_is_left_out_if_a_batch_has_cancelled_it_in_its_bucket_or_a_la
 
 
 def test_an_ask_with_the_id_of_a_cancelled_message_stays() -> None:
-    ask = {"offset": 1, "deliver_at_ms": 10, "kind": REQUEST}
-    rows = chunk_rows([messages([ask, {"offset": 1, "deliver_at_ms": 11}])], False)
+    request = {"offset": 1, "deliver_at_ms": 10, "kind": REQUEST}
+    rows = chunk_rows([messages([request, {"offset": 1, "deliver_at_ms": 11}])], False)
     rows += chunk_rows([ids_of([Cancelled(0, 1, 10, 11, 3)])], True)
     batches = pa.Table.from_pylist(rows, KEYED_SCHEMA).to_batches()
     (left,) = CancelledFilter(9).left(batches, 0, 99)

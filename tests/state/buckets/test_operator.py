@@ -27,7 +27,7 @@ from state.buckets.operator import (
     update_shard,
 )
 from state.buckets.parts import sealed_part
-from state.cancel import ALWAYS, ASK_SCHEMA
+from state.cancel import ALWAYS, REQUEST_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy, RunningBatch
 from state.due_spans import DueRun, decode_runs
 from state.group_keys import OVERFLOW_GROUPS, overflow_key
@@ -107,7 +107,7 @@ def test_messages_are_accepted_by_topic_without_dead_letters_and_asks() -> None:
     ]
     arrivals = messages({"offset": number} | row for number, row in enumerate(rows))
     kept = encode_chunk(due_at(700))
-    of_requests = [ASK_SCHEMA.empty_table(), ids_asked(900)]
+    of_requests = [REQUEST_SCHEMA.empty_table(), ids_asked(900)]
     for key, before, chunks in ((1, kept, [arrivals, *of_requests]), (overflow_key(1, 0, 2), None, [arrivals])):
         frame = pd.concat(frames_of(group_state(100, before), *chunks, key=key))
         (accepted,) = frame[frame["kind"] == KEPT]["accepted"]
@@ -179,13 +179,13 @@ def test_fillers_make_spark_pass_on_its_rows_after_the_bytes_that_it_may_collect
     assert fillers(1, 10_000) == 1
 
 
-def asks_for(*offsets: int) -> pa.Table:
+def requests_for(*offsets: int) -> pa.Table:
     rows = [
-        {"topic": "delayline-in", "partition": 0, "offset": offset, "ask_topic": "in", "ask_partition": 1}
-        | {"ask_offset": 100 + at, "delivers": False}
+        {"topic": "delayline-in", "partition": 0, "offset": offset, "request_topic": "in", "request_partition": 1}
+        | {"request_offset": 100 + at, "delivers": False}
         for at, offset in enumerate(offsets)
     ]
-    return pa.Table.from_pylist(rows, schema=ASK_SCHEMA)
+    return pa.Table.from_pylist(rows, schema=REQUEST_SCHEMA)
 
 
 def ids_asked(*offsets: int, delivers: bool = False) -> pa.Table:
@@ -212,10 +212,10 @@ def test_a_shard_takes_out_what_is_cancelled_and_says_what_it_had() -> None:
 def test_a_shard_passes_on_the_requests_that_it_gets_and_keeps_no_message_that_came_with_one() -> None:
     state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000)))
     arrivals = messages({"deliver_at_ms": 7_000, "topic": "in", "partition": 1, "offset": at} for at in (101, 102, 103))
-    cancel, *others = asks_for(1, 2, 3).to_pylist()
-    asks = pa.Table.from_pylist([cancel, *(row | {"condition": ALWAYS} for row in others)], schema=ASK_SCHEMA)
-    frames = frames_of(state, arrivals, asks.slice(0, 1), asks.slice(1), key=7)
-    assert rows_of(frames, ASKED) == asks.to_pylist()
+    cancel, *others = requests_for(1, 2, 3).to_pylist()
+    requests = pa.Table.from_pylist([cancel, *(row | {"condition": ALWAYS} for row in others)], schema=REQUEST_SCHEMA)
+    frames = frames_of(state, arrivals, requests.slice(0, 1), requests.slice(1), key=7)
+    assert rows_of(frames, ASKED) == requests.to_pylist()
     assert [row["offset"] for row in rows_of(frames, SEALED)] == [101, 102]
     assert decode_chunk(state.get[0]).column("offset").to_pylist() == [0, 103]
     assert not rows_of(frames, TAKEN_OUT)

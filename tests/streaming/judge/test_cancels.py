@@ -24,7 +24,7 @@ NO_INPUT, UNREAD, DELETED, NOT_REPLACED, UNSURE, LOST = (
     "no-input-topic", "not-read", "record-deleted", "handed-over", "undecided", "checkpoint-lost"
 )  # fmt: skip
 REFUSED = {"id": OTHER, "result": "unknown", "reason": NOT_REPLACED, "replacement": NEW, "accepted": False}
-# In the same partition, before every ask; in another one; and a bad one, which goes to the dead-letter topic.
+# In the same partition, before every request; in another one; and a bad one, which goes to the dead-letter topic.
 MESSAGES = {
     each: Published(each, 0, None, None, (), "out", due_ms, error)
     for each, due_ms, error in ((OLD, 1_000, None), (OTHER, 1_000, None), ("in/1/0", 1_000, None), (ASK, 0, ANY_ERROR))
@@ -34,15 +34,18 @@ RUN = Circumstances(inputs=["in"], messages=MESSAGES, horizon_ms=600, written_ms
 
 
 def problems(
-    answers: dict[str, Any], came_out: set[str], conditions: dict[str, str] = CONDITIONS, asks: dict[str, str] = ASKS
+    answers: dict[str, Any],
+    came_out: set[str],
+    conditions: dict[str, str] = CONDITIONS,
+    requests: dict[str, str] = ASKS,
 ) -> list[str]:
-    records = [received(ask, content) for ask, content in answers.items()]
-    return Answers.of(records).problems(asks, came_out, complete=True, circumstances=RUN, conditions=conditions)
+    records = [received(request, content) for request, content in answers.items()]
+    return Answers.of(records).problems(requests, came_out, complete=True, circumstances=RUN, conditions=conditions)
 
 
-def received(ask: str, content: dict[str, Any]) -> Received:
+def received(request: str, content: dict[str, Any]) -> Received:
     key = content.get("key", content.get("id", "")).encode()
-    value, headers = json.dumps(content).encode(), (("delayline-id", ask.encode()),)
+    value, headers = json.dumps(content).encode(), (("delayline-id", request.encode()),)
     return Received("results", 0, 0, 0, key, value, headers, content.get("received_ms", 1_000))
 
 
@@ -92,9 +95,9 @@ def test_the_judge_takes_each_reason_for_one_of_the_result_that_it_has() -> None
 
 
 def test_a_message_that_is_replaced_twice_is_a_problem() -> None:
-    answers = {ask: GOOD[NEW] | {"replacement": ask} for ask in (NEW, LATE)}
-    asks, conditions = dict.fromkeys((NEW, LATE), OTHER), dict.fromkeys((NEW, LATE), "waiting")
-    assert any("was replaced by" in each for each in problems(answers, {NEW, LATE}, conditions, asks))
+    answers = {request: GOOD[NEW] | {"replacement": request} for request in (NEW, LATE)}
+    requests, conditions = dict.fromkeys((NEW, LATE), OTHER), dict.fromkeys((NEW, LATE), "waiting")
+    assert any("was replaced by" in each for each in problems(answers, {NEW, LATE}, conditions, requests))
 
 
 def test_a_message_that_is_lost_with_its_replacement_is_a_problem() -> None:
@@ -139,7 +142,7 @@ def test_an_unknown_that_something_explains_is_no_problem(
     ("asked", "reason", "received_ms"),
     [
         ("in/0/0", NO_INPUT, 1_000),
-        # Published before, in the partition of the ask.
+        # Published before, in the partition of the request.
         (OLD, UNREAD, 1_000),
         ("elsewhere/0/0", UNREAD, 1_000),
         ("elsewhere/0/0", UNSURE, 1_000),
@@ -219,7 +222,7 @@ def test_answers_to_what_shall_be_due_at_once_agree_with_what_came_out(
     delivery: dict[str, Any], cancel: dict[str, Any] | None, came_out: set[str], problem: str | None
 ) -> None:
     answers = {DELIVERY: delivery} | ({} if cancel is None else {CANCEL: cancel})
-    records = [received(ask, content) for ask, content in answers.items()]
+    records = [received(request, content) for request, content in answers.items()]
     found = Answers.of(records).problems(dict.fromkeys(answers, OLD), came_out, True, RUN, delivering={DELIVERY})
     assert any(problem in each for each in found) if problem else found == []
 
@@ -242,18 +245,18 @@ def test_a_cancel_is_not_answered_as_what_shall_be_due_at_once() -> None:
 def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_anew(
     unsure: int, is_problem: bool
 ) -> None:
-    asks = {f"in/0/{number}": OLD for number in range(10, 20)}
+    requests = {f"in/0/{number}": OLD for number in range(10, 20)}
     answers = [
-        received(ask, {"id": OLD, "result": result, "reason": reason})
-        for at, ask in enumerate(asks)
+        received(request, {"id": OLD, "result": result, "reason": reason})
+        for at, request in enumerate(requests)
         for result, reason in [("unknown", UNSURE) if at < unsure else ("too-late", "released")]
     ]
 
     def found(steady: Collection[str]) -> list[str]:
-        return Answers.of(answers).problems(asks, {OLD}, True, replace(RUN, steady=steady))
+        return Answers.of(answers).problems(requests, {OLD}, True, replace(RUN, steady=steady))
 
-    assert [f"{unsure} of 10 requests" in each for each in found(asks)] == [True] * is_problem
-    assert found(list(asks)[1:]) == [], "of so few asks nothing follows"
+    assert [f"{unsure} of 10 requests" in each for each in found(requests)] == [True] * is_problem
+    assert found(list(requests)[1:]) == [], "of so few requests nothing follows"
     assert found(()) == []
 
 

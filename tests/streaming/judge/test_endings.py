@@ -47,10 +47,10 @@ def problems(
             headers = ((ID_HEADER, identity.encode()), ("delayline-deliver-at", b"%d" % (10 * SECOND * number)))
             records.append(Received("out", 0, 0, 0, b"k", b"v", headers, 0))
     told = []
-    for ask, asked, result, reason, occurrence in answers:
+    for request, asked, result, reason, occurrence in answers:
         content = {"id": asked, "result": result, "reason": reason}
         value = json.dumps(content if occurrence is None else content | {"occurrence": occurrence})
-        told.append(Received("results", 0, 0, 0, None, value.encode(), ((ID_HEADER, ask.encode()),), 0))
+        told.append(Received("results", 0, 0, 0, None, value.encode(), ((ID_HEADER, request.encode()),), 0))
     return list(ending_problems(repeated, REQUESTS, records, told, lambda *_: down))
 
 
@@ -76,9 +76,9 @@ def test_right_run_has_no_problem() -> None:
         ({}, ("in/1/3", "in/1/0", "kept", "repeats", None), "to a cancel"),
         ({}, ("in/1/5", "in/1/0", "cancelled", "withdrawn", None), "to a delivery now"),
         ({}, ("in/1/5", "in/1/0", "due-now", "made-due", None), "which cannot be"),
-        ({}, ("in/1/3", "in/1/1", "cancelled", "withdrawn", 3), "and asks for in/1/0"),
-        ({}, ("in/1/3", None, "unknown", "no-such-name", None), "and asks for in/1/0"),
-        ({}, ("in/0/1", "in/0/1", "cancelled", "withdrawn", 4), "and asks for a"),
+        ({}, ("in/1/3", "in/1/1", "cancelled", "withdrawn", 3), "and requests for in/1/0"),
+        ({}, ("in/1/3", None, "unknown", "no-such-name", None), "and requests for in/1/0"),
+        ({}, ("in/0/1", "in/0/1", "cancelled", "withdrawn", 4), "and requests for a"),
         ({}, ("in/1/3", "in/1/0", "unknown", "not-read", None), "which cannot be"),
         ({"in/1/1": 2}, None, "in/1/1 continues"),
         ({"in/1/1": 2}, None, "in/1/1 came 2 times, and neither has ended by its rule nor was cancelled"),

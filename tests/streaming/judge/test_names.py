@@ -21,10 +21,10 @@ def out(offset: int, received_ms: int, due: int | None = None) -> Received:
     return Received("out", 0, offset, 0, None, b"", headers, received_ms)
 
 
-def answer(ask: int, asked: int | None, result: str) -> Received:
+def answer(request: int, asked: int | None, result: str) -> Received:
     value = {"id": None if asked is None else f"in/0/{asked}", "result": result}
-    header = ((ID_HEADER, f"in/0/{ask}".encode()),)
-    return Received("results", 0, ask, 0, None, json.dumps(value).encode(), header, 0)
+    header = ((ID_HEADER, f"in/0/{request}".encode()),)
+    return Received("results", 0, request, 0, None, json.dumps(value).encode(), header, 0)
 
 
 def records(*given: tuple[int, int | None]) -> list[Named]:

@@ -110,10 +110,10 @@ def test_an_hour_of_a_cron_expression_is_worked_out_once_for_all_messages() -> N
 
 
 def test_number_of_the_last_occurrence_is_in_the_first_answer_alone() -> None:
-    def answer(ask: str, content: bytes) -> Received:
-        return Received("results", 0, 0, 0, None, content, ((ID_HEADER, ask.encode()),), 0)
+    def answer(request: str, content: bytes) -> Received:
+        return Received("results", 0, 0, 0, None, content, ((ID_HEADER, request.encode()),), 0)
 
     contents = [b'{"result": "cancelled", "occurrence": 3}', b'{"result": "cancelled"}']
     answers = [answer(f"in/0/{number}", content) for number, content in enumerate(contents, 1)]
-    asks = {"in/0/1": ID, "in/0/2": ID}
-    assert last_numbers(asks, answers) == last_numbers(asks, answers[::-1]) == {ID: 3}
+    requests = {"in/0/1": ID, "in/0/2": ID}
+    assert last_numbers(requests, answers) == last_numbers(requests, answers[::-1]) == {ID: 3}

@@ -74,12 +74,12 @@ def test_what_would_expire_again_is_refused(record: Outgoing, why: str | None) -
 
 
 def test_each_record_has_its_own_reason_and_an_ask_and_a_replacement_have_none() -> None:
-    ask = outgoing(("delayline-cancel", b"delayline-in/0/1"))
+    request = outgoing(("delayline-cancel", b"delayline-in/0/1"))
     replacement = outgoing(("delayline-replaces", b"delayline-in/0/5000"), ("deliver-after", b"2h"))
     bad = outgoing(("deliver-after", b"soon"))
     codes: list[Any] = [
         None if error is None else error.partition(":")[0]
-        for error in refused(replacement, outgoing(), ask, bad, outgoing(age_ms=0), outgoing())
+        for error in refused(replacement, outgoing(), request, bad, outgoing(age_ms=0), outgoing())
     ]
     assert codes == [None, "expired", None, "bad-deliver-after", None, "expired"]
 

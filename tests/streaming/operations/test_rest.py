@@ -160,11 +160,11 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
 
 def test_who_asks_for_what_was_recalled_is_told_so_and_for_others_that_nobody_knows() -> None:
     rest = replace(rest_of([2, 3]), recalled={(TOPIC, 0): BitMap64([2])})
-    asks = [
+    requests = [
         published(50 + at, MINUTE) | {"headers": headers(("delayline-cancel", b"%s/0/%d" % (TOPIC.encode(), at)))}
         for at in (2, 3)
     ]
-    batches = rest.messages()(iter(records(asks).to_batches()))
+    batches = rest.messages()(iter(records(requests).to_batches()))
     (table,) = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
     results = {row["offset"]: json.loads(row["value"])["result"] for row in table.to_pylist()}
     assert results == {52: "cancelled", 53: "unknown"}
@@ -172,7 +172,7 @@ def test_who_asks_for_what_was_recalled_is_told_so_and_for_others_that_nobody_kn
 
 def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:
     rows = [record(1, "a", CLOCK_MS), record(2, "a"), record(3, "b"), record(4, None), record(5, "b")]
-    # The first one is handed over, and the asks of all of them are.
+    # The first one is handed over, and the requests of all of them are.
     assert holders(rest_of([3]), *rows) == {
         1: (named(TOPIC, b"a"), False),
         2: (named(TOPIC, b"a"), True),
@@ -365,17 +365,17 @@ def test_dead_letters_and_answers_are_for_the_first_batch_also_if_the_cutoff_is_
 def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -> None:
     handed_over = _lost_job(OrderKey(MOVED_MS, TOPIC, 0, 4))
     cancelled, moved = moved_in([_stored((1, 3, None), (2, 4, NOW))], handed_over)
-    asks = [
+    requests = [
         ("delayline-deliver-now", 2),
         ("delayline-cancel", 2),
         ("delayline-deliver-now", 1),
         ("delayline-cancel", 1),
     ]
-    asks += [("delayline-deliver-now", 3)]
+    requests += [("delayline-deliver-now", 3)]
     rest = Rest(handed_over, {}, cancelled, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
     rows = [
         {"offset": 10 + at, "headers": headers((name, f"{TOPIC}/0/{asked}".encode())), "timestamp_ms": CLOCK_MS}
-        for at, (name, asked) in enumerate(asks)
+        for at, (name, asked) in enumerate(requests)
     ]
     answers = {row["offset"]: json.loads(row["value"]) for row in rows_left(rest, *rows)}
     assert [answers[10 + at]["reason"] for at in range(5)] == [

@@ -78,7 +78,7 @@ def test_a_cancel_is_recorded_in_the_log_and_in_its_answer(
     selection = Selection("x", Waiting(settings).places, _DUE_MS, 0.0)
     assert actions.cancel(settings, selection, "Ada Löwe", timeout_ms=1) == {actions.NO_ANSWER: 2}
     ids = ["/".join(map(str, place)) for place in selection.places]
-    # All headers of an ask come back with its answer.
+    # All headers of a request come back with its answer.
     assert _published(broker, settings) == [
         (None, [("delayline-cancel", identity.encode()), ("delayline-operator", "Ada Löwe".encode())])
         for identity in ids

@@ -67,13 +67,13 @@ class Record(NamedTuple):
     plan: Plan | None = None
 
     @property
-    def asks(self) -> bool:
+    def requests(self) -> bool:
         """Whether it asks for another message."""
         return not self.is_bad and (self.asked is not None or self.name is not None)
 
 
 class Answer(NamedTuple):
-    """The answer to an ask: which message it is about, None if none; and of a replacement whether it is accepted.
+    """The answer to a request: which message it is about, None if none; and of a replacement whether it is accepted.
 
     `result` and `reason` are codes. `occurrence` is the last one that comes of a message that repeats.
     """
@@ -124,7 +124,7 @@ class Model:
     def batch(
         self, records: Iterable[Record], read: set[MessageId], clock_ms: int, previous_ms: int, cutoff_ms: int
     ) -> dict[MessageId, Answer]:
-        """Take in a batch, and return the answer to each of its asks that is for sure to have one.
+        """Take in a batch, and return the answer to each of its requests that is for sure to have one.
 
         A message with a name has one if it asks for it, or if it takes the name over from a message which is handed
         over. `read` are all messages that the job has read with this batch.
@@ -136,17 +136,17 @@ class Model:
         self.plans |= {each: (record.plan, 1) for each, record in messages.items() if record.plan is not None}
         asked, dropped, taken_ms = self._asked(in_order, clock_ms, previous_ms)
         self.waiting |= taken_ms
-        # All of them at once: the first ask for each has cancelled it, or made it due.
+        # All of them at once: the first request for each has cancelled it, or made it due.
         first: dict[MessageId, MessageId] = {}
         delivering = {record.id for record in in_order if record.delivers}
-        for ask, about in asked.items():
+        for request, about in asked.items():
             # What repeats comes in its time.
-            if about in self.waiting and not (ask in delivering and about in self.plans):
-                first.setdefault(about, ask)
+            if about in self.waiting and not (request in delivering and about in self.plans):
+                first.setdefault(about, request)
         waited = dict(self.waiting)
-        for about, ask in first.items():
+        for about, request in first.items():
             del self.waiting[about]
-            (self.delivered if ask in delivering else self.cancelled).add(about)
+            (self.delivered if request in delivering else self.cancelled).add(about)
         accepted = self._accepted(messages, first, dropped)
         for each, record in messages.items():
             if each in dropped or (record.condition is not None and each not in accepted):
@@ -164,28 +164,28 @@ class Model:
             if messages[each].wants_answer
         }
         sent: set[MessageId] = set()
-        for ask, about in asked.items():
-            own, delivers = messages.get(ask), ask in delivering
+        for request, about in asked.items():
+            own, delivers = messages.get(request), request in delivering
             is_gone = about in read and about not in waited and about not in known and about not in self.delivered
             if own is not None and own.condition is None and not own.wants_answer:
                 if is_gone:
-                    answers[ask] = Answer(about, *self._recall(about, sent, delivers))
+                    answers[request] = Answer(about, *self._recall(about, sent, delivers))
                 continue
-            is_accepted = None if own is None else ask in accepted
+            is_accepted = None if own is None else request in accepted
             if about in known:
                 reason = "already-cancelled" if delivers or is_accepted is False else "withdrawn"
                 last = self.plans[about][1] - 1 if about in waited and about in self.plans and not delivers else None
-                answers[ask] = Answer(about, "cancelled", reason, is_accepted, last)
+                answers[request] = Answer(about, "cancelled", reason, is_accepted, last)
             elif delivers and about in waited and about in self.plans:
-                answers[ask] = Answer(about, "kept", "repeats")
+                answers[request] = Answer(about, "kept", "repeats")
             elif about in self.delivered and is_accepted is not False:
-                answers[ask] = Answer(about, *(DUE_NOW if delivers else TOO_LATE), is_accepted)
+                answers[request] = Answer(about, *(DUE_NOW if delivers else TOO_LATE), is_accepted)
             elif about in self.delivered:
-                answers[ask] = Answer(about, "unknown", "handed-over", is_accepted)
+                answers[request] = Answer(about, "unknown", "handed-over", is_accepted)
             elif is_gone and (own is None or own.condition != "waiting"):
-                answers[ask] = Answer(about, *self._recall(about, sent, delivers), is_accepted)
+                answers[request] = Answer(about, *self._recall(about, sent, delivers), is_accepted)
             else:
-                answers[ask] = Answer(about, "unknown", self._why_unknown(about, is_gone), is_accepted)
+                answers[request] = Answer(about, "unknown", self._why_unknown(about, is_gone), is_accepted)
         for each, due_ms in list(self.waiting.items()):
             if due_ms < cutoff_ms:
                 del self.waiting[each]
@@ -228,16 +228,16 @@ class Model:
         by_id = {
             record.asked
             for record in in_order
-            if record.asks
+            if record.requests
             and record.name is None
             and not (record.delivers and record.asked in self.plans and record.asked in self.waiting)
         }
         # A message keeps its name until somebody asks for it.
         names |= {name: each._replace(keeps=False) for name, each in names.items() if each.id in by_id}
         for record in in_order:
-            if record.asks and record.name is None:
+            if record.requests and record.name is None:
                 asked[record.id] = record.asked
-            elif record.asks and record.name is not None:
+            elif record.requests and record.name is not None:
                 holder = names.get(record.name)
                 if record.keeps and holder is not None and holder.keeps:
                     # A message of the batch may have come out before, if its checkpoint was lost. Another one waits if
@@ -292,7 +292,7 @@ class Model:
         return "no-input-topic" if about[0] == "other" else "not-read"
 
     def _recall(self, about: MessageId | None, sent: set[MessageId], delivers: bool) -> tuple[str, str]:
-        """Return what the release processes answer to an ask for a message that does not wait.
+        """Return what the release processes answer to a request for a message that does not wait.
 
         `sent` are those that they have released at once for this batch.
         """

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.operator import ASKED, SHARD_OUTPUT_SCHEMA, TAKEN_OUT, TAKEN_OUT_COLUMNS
-from state.cancel import ASK_SCHEMA, MessageId
+from state.cancel import REQUEST_SCHEMA, MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.kinds import KIND, MESSAGE
@@ -29,8 +29,8 @@ TOPIC = "delayline-in"
 READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
 # The batch's clock, which is before its cutoff.
 CLOCK_MS = 400
-# An ask; and if the state stage has taken out the message, when that was due (epoch ms).
-ASKED_SCHEMA = ASK_SCHEMA.append(pa.field("found_due_ms", pa.int64()))
+# A request; and if the state stage has taken out the message, when that was due (epoch ms).
+ASKED_SCHEMA = REQUEST_SCHEMA.append(pa.field("found_due_ms", pa.int64()))
 
 
 def seal(store: BucketTable, number: int, **dues: int) -> None:
@@ -72,11 +72,11 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
     return frame, driver_rows(frame)
 
 
-def asked_rows(asks: pa.Table) -> list[dict[str, Any]]:
-    """Return what the state stage gives for `asks` (`ASKED_SCHEMA`): two shards pass them on, one had what is found."""
-    found = asks.filter(pc.is_valid(asks.column("found_due_ms"))).select([*ID, "found_due_ms"])
+def asked_rows(requests: pa.Table) -> list[dict[str, Any]]:
+    """Return the state stage's rows for `requests` (`ASKED_SCHEMA`): two shards pass them on, one had what is found."""
+    found = requests.filter(pc.is_valid(requests.column("found_due_ms"))).select([*ID, "found_due_ms"])
     found = found.append_column(KIND, pa.repeat(pa.scalar(MESSAGE, KIND.type), found.num_rows))
-    own, half = asks.select(ASK_SCHEMA.names), asks.num_rows // 2
+    own, half = requests.select(REQUEST_SCHEMA.names), requests.num_rows // 2
     chunks = [
         (ASKED, 0, own.slice(0, half)),
         (ASKED, 1, own.slice(half)),

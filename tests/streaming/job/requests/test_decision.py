@@ -9,7 +9,7 @@ import pyarrow as pa
 from state.answers import Undecided
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.retimed import RETIMED_SCHEMA
-from state.cancel import ALWAYS, ASK_SCHEMA, WAITING, Ask, MessageId
+from state.cancel import ALWAYS, REQUEST_SCHEMA, WAITING, MessageId, Request
 from state.message_ids import NO_IDS, each_of, ids_in, table_from
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.decision import Decision, Facts, decide
@@ -26,31 +26,32 @@ def place(offset: int) -> MessageId:
     return ("in", 0, offset)
 
 
-def replacing(*pairs: tuple[int, str]) -> list[Ask]:
-    """Return asks with the ids 100, 101, ... in this order, given as (asked offset, condition)."""
-    return [Ask(place(100 + at), place(asked), condition, 5) for at, (asked, condition) in enumerate(pairs)]
+def replacing(*pairs: tuple[int, str]) -> list[Request]:
+    """Return requests with the ids 100, 101, ... in this order, given as (asked offset, condition)."""
+    return [Request(place(100 + at), place(asked), condition, 5) for at, (asked, condition) in enumerate(pairs)]
 
 
-def plain(asked: int, own: int, delivers: bool) -> Ask:
-    """Return an ask that comes without a message."""
-    return Ask(place(own), place(asked), delivers=delivers)
+def plain(asked: int, own: int, delivers: bool) -> Request:
+    """Return a request that comes without a message."""
+    return Request(place(own), place(asked), delivers=delivers)
 
 
 def decided(
-    asks: Sequence[Ask],
+    requests: Sequence[Request],
     taken: Sequence[int],
-    dropped: Sequence[Ask] = (),
+    dropped: Sequence[Request] = (),
     replaced_before: Mapping[MessageId, MessageId] | None = None,
 ) -> Decision:
     """Return the decision of a batch that has found the messages with the offsets `taken`."""
     table, dropped_asks = (
-        table_from([(*ask.asked, *ask.id, *ask[2:]) for ask in several], ASK_SCHEMA) for several in (asks, dropped)
+        table_from([(*request.asked, *request.id, *request[2:]) for request in several], REQUEST_SCHEMA)
+        for several in (requests, dropped)
     )
     outcomes = Outcomes(ids_in(table), {"in": {"0": 1_000}})
     outcomes.take(cancelled((*place(offset), 5, 5) for offset in taken))
     none = CANCELLED_SCHEMA.empty_table()
     named = LookedUp(
-        asks=ASK_SCHEMA.empty_table(),
+        requests=REQUEST_SCHEMA.empty_table(),
         dropped=dropped_asks,
         superseded=none,
         retimed=RETIMED_SCHEMA.empty_table(),
@@ -67,8 +68,8 @@ def offsets(table: pa.Table) -> list[int]:
 
 
 def test_what_is_neither_accepted_nor_cancelled_is_refused() -> None:
-    asks = replacing((0, ALWAYS), (1, WAITING), (2, WAITING), (3, WAITING))
-    decision = decided(asks, [1, 103])
+    requests = replacing((0, ALWAYS), (1, WAITING), (2, WAITING), (3, WAITING))
+    decision = decided(requests, [1, 103])
     assert decision.replaced == {place(1): place(101)}
     assert each_of(decision.left_out) == {place(102), place(103)}
     assert offsets(decision.cancelled) == [1, 103, 102], "103 is cancelled once"
@@ -95,20 +96,20 @@ def test_the_first_ask_for_a_message_decides_whether_it_is_made_due() -> None:
 
 
 def test_a_replacement_that_is_refused_is_not_made_due() -> None:
-    asks = [*replacing((0, WAITING), (1, WAITING)), plain(100, 200, delivers=True), plain(101, 201, delivers=True)]
-    decision = decided(asks, [1, 100, 101])
+    requests = [*replacing((0, WAITING), (1, WAITING)), plain(100, 200, delivers=True), plain(101, 201, delivers=True)]
+    decision = decided(requests, [1, 100, 101])
     assert each_of(decision.left_out) == {place(100)}
     assert offsets(decision.moves) == [101]
     assert decision.replaced == {place(1): place(101), place(101): NOW_MS}
 
 
 def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted() -> None:
-    asks = replacing((1, WAITING), (1, ALWAYS), (3, ALWAYS), (4, ALWAYS), (100, WAITING))
-    asks += [plain(2, 50, delivers=False), Ask(place(110), place(2), WAITING, 5)]
-    asks.append(Ask(place(120), place(5), ALWAYS, 5, b"by name"))
+    requests = replacing((1, WAITING), (1, ALWAYS), (3, ALWAYS), (4, ALWAYS), (100, WAITING))
+    requests += [plain(2, 50, delivers=False), Request(place(110), place(2), WAITING, 5)]
+    requests.append(Request(place(120), place(5), ALWAYS, 5, b"by name"))
     expected = {place(1): place(100), place(3): place(102), place(100): place(104)}
-    assert decided(asks[::-1], [1, 2, 3, 5, 100]).replaced == expected
+    assert decided(requests[::-1], [1, 2, 3, 5, 100]).replaced == expected
     # As they were decided, so they are when all of them are read again after their batch was lost.
-    again = [ask for ask in asks if ask.id in expected.values()]
+    again = [request for request in requests if request.id in expected.values()]
     assert not decided(again, [], replaced_before=expected).left_out
     assert each_of(decided(again, []).left_out) == {place(100), place(104)}

@@ -1,4 +1,4 @@
-"""Whole batches of asks against a model: each message either comes out or is cancelled, and all answers agree.
+"""Whole batches of requests against a model: each message either comes out or is cancelled, and all answers agree.
 
 Records become messages and asks as in the job, go through the state stage, and the desk decides. What it decides is
 stored, handed over and released here. The table is one in memory, and in the thorough test the real one.
@@ -512,10 +512,10 @@ class Service:
     def _answered(self, answers: dict[MessageId, Answer]) -> dict[MessageId, Answer]:
         """Return `answers`, with those of the release processes to what was handed over to them."""
         sent: set[MessageId] = set()
-        for ask, answer in sorted(answers.items()):
+        for request, answer in sorted(answers.items()):
             if "/" in answer.result:
                 result = self._recall(parse_id(answer.result), answer.reason == DELIVERS, sent)
-                answers[ask] = Answer(answer.about, *result, answer.accepted)
+                answers[request] = Answer(answer.about, *result, answer.accepted)
         return answers
 
     def _occur(self, messages: list[pa.Table], span: BatchSpan, clock_ms: int) -> pa.Table:
@@ -577,7 +577,7 @@ def _due_in(output: pa.Table) -> set[tuple[Any, ...]]:
 
 
 def _comparable(decision: Decision) -> list[Any]:
-    """Return what a replay decides too: all but the time at which an ask goes on."""
+    """Return what a replay decides too: all but the time at which a request goes on."""
     answers = decision.answers.to_pylist()
     for answer in answers:
         if answer["kind"] == REQUEST:
@@ -604,7 +604,7 @@ class Run:
         # Of these, the messages, and the rest.
         self._targets: list[MessageId] = []
         self._others: list[MessageId] = []
-        self._asks: dict[MessageId, Answer] = {}
+        self._requests: dict[MessageId, Answer] = {}
         self.messages: set[MessageId] = set()
 
     def take(self, step: Step) -> None:
@@ -624,15 +624,15 @@ class Run:
         answers = self.service.batch(span, self._clock_ms, arrivals, step)
         expected = self.model.batch(published, set(self._published), self._clock_ms, previous_ms, self._cutoff_ms)
         # Who takes over a name may be told what the release processes have answered before.
-        more = {ask: answers[ask] for ask in answers.keys() - expected.keys()}
+        more = {request: answers[request] for request in answers.keys() - expected.keys()}
         assert all(each.result == "cancelled" and each.about in self.model.recalled for each in more.values()), more
         by_name = {record.id for record in published if record.name is not None and record.due_ms is not None}
         assert more.keys() <= by_name
-        for ask, answer in expected.items():
-            assert answers[ask] == answer, (ask, answers[ask], answer)
+        for request, answer in expected.items():
+            assert answers[request] == answer, (request, answers[request], answer)
         assert self.service.ready == self.model.handed_over
         assert set(self.service.came_out) == self.model.out
-        self._asks |= answers
+        self._requests |= answers
         if step.then == "rescaled":
             self._origin = CheckpointOrigin(
                 f"{CHECKPOINT}{span.bucket}", self._origin.generation + 1, SHARDS, span.bucket + 2, self._cutoff_ms,
@@ -654,11 +654,11 @@ class Run:
                 numbers.setdefault(each[:3], []).append(each[3])
         assert all(own == list(range(1, len(own) + 1)) for own in numbers.values()), "each once, in turn"
         assert not set(out) & self.model.cancelled
-        for ask, answer in self._asks.items():
-            assert answer.result != "cancelled" or answer.about not in out, ask
-            assert answer.result != "too-late" or answer.about in out or answer.about not in self.messages, ask
-            assert answer.result != "due-now" or answer.about in out, ask
-            assert answer.accepted is not False or ask not in out
+        for request, answer in self._requests.items():
+            assert answer.result != "cancelled" or answer.about not in out, request
+            assert answer.result != "too-late" or answer.about in out or answer.about not in self.messages, request
+            assert answer.result != "due-now" or answer.about in out, request
+            assert answer.accepted is not False or request not in out
             assert answer.occurrence is None or answer.occurrence == len(numbers.get(answer.about or NOTHING, []))
 
     def _publish(self, step: Step) -> tuple[list[Record], list[dict[str, Any]]]:
@@ -707,9 +707,9 @@ class Run:
         if kind.endswith("cancel-name"):
             return Record(own, name=of_topic), [("delayline-cancel-name", name.encode())]
         if kind.startswith(("named", *TOPICS)):
-            asks = kind.endswith("asks")
-            marks = [(NAME_HEADER, name.encode()), *([(ANSWER_HEADER, b"true")] if asks else [])]
-            return Record(own, due_ms, name=of_topic, published_ms=published_ms, wants_answer=asks), marks
+            requests = kind.endswith("asks")
+            marks = [(NAME_HEADER, name.encode()), *([(ANSWER_HEADER, b"true")] if requests else [])]
+            return Record(own, due_ms, name=of_topic, published_ms=published_ms, wants_answer=requests), marks
         if kind in ("waiting", "always"):
             # What is no earlier message of its partition, the record itself cannot replace.
             is_bad = asked[:2] == own[:2] and asked[2] >= own[2]

@@ -15,7 +15,7 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import ASKED, DUE, SHARD_OUTPUT_SCHEMA
-from state.cancel import ASK_SCHEMA, Successor
+from state.cancel import REQUEST_SCHEMA, Successor
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW, REPEATING
@@ -62,11 +62,11 @@ def store_ids(store: BucketTable, number: int, offset: int, due_ms: int, success
     store.append(store.spark.createDataFrame(rows), "checkpoint", number)
 
 
-def asked(store: BucketTable, asks: Sequence[dict[str, Any]]) -> DataFrame:
-    """Return what the state stage gives for `asks` (`ASK_SCHEMA`)."""
+def asked(store: BucketTable, requests: Sequence[dict[str, Any]]) -> DataFrame:
+    """Return what the state stage gives for `requests` (`REQUEST_SCHEMA`)."""
     empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0)
     row = {"kind": ASKED, "part": "", "by_topic": "{}", "accepted": "{}", "topic": "",
-           "chunk": encode_chunk(pa.Table.from_pylist(asks, schema=ASK_SCHEMA))}  # fmt: skip
+           "chunk": encode_chunk(pa.Table.from_pylist(requests, schema=REQUEST_SCHEMA))}  # fmt: skip
     return store.spark.createDataFrame([empty | row], from_arrow_schema(SHARD_OUTPUT_SCHEMA))
 
 
@@ -74,12 +74,12 @@ def decide(
     store: BucketTable, batch_id: int, delivers: Sequence[int], cancels: Sequence[int] = (), may_repeat: bool = False
 ) -> tuple[dict[int, str], list[tuple[int, int, int]]]:
     """Return the reason for each offset, and offset, due time and kind of what becomes due. Cancels come last."""
-    asks = [
-        dict(zip(ASK_SCHEMA.names[:6], (TOPIC, 0, offset, "asks", 1, at), strict=True))
+    requests = [
+        dict(zip(REQUEST_SCHEMA.names[:6], (TOPIC, 0, offset, "asks", 1, at), strict=True))
         | {"delivers": at < len(delivers)}
         for at, offset in enumerate([*delivers, *cancels])
     ]
-    frame = asked(store, asks)
+    frame = asked(store, requests)
     desk = RequestDesk(store, Settings())
     of, before = span(batch_id), driver_rows(frame)
     decision = desk.decide(frame, before, of, CLOCK_MS, may_repeat=may_repeat)
@@ -181,11 +181,11 @@ def test_messages_that_repeat_in_the_place_of_another_know_what_waited_of_that(s
     seal_schedule(store)
     terms = {"condition": "always", "deliver_at_ms": 80_000, "delivers": False}
     pairs = [(20, 3, True), (21, 20, True), (22, 3, False), (23, 1, True)]
-    asks = [
-        dict(zip(ASK_SCHEMA.names[:6], (TOPIC, 0, old, TOPIC, 0, own), strict=True)) | terms | {"repeats": repeats}
+    requests = [
+        dict(zip(REQUEST_SCHEMA.names[:6], (TOPIC, 0, old, TOPIC, 0, own), strict=True)) | terms | {"repeats": repeats}
         for own, old, repeats in pairs
     ]
-    frame = asked(store, asks)
+    frame = asked(store, requests)
     desk = RequestDesk(store, Settings())
     decision = desk.decide(frame, driver_rows(frame), span(9), CLOCK_MS, may_repeat=True)
     desk.close()

@@ -93,7 +93,7 @@ def _due_ms(is_found: bool) -> int | None:
 
 
 def ask_row(asked: MessageId, own: MessageId) -> dict[str, Any]:
-    """Return the row of `ASKED_SCHEMA` for an ask; what is missing is null."""
+    """Return the row of `ASKED_SCHEMA` for a request; what is missing is null."""
     return dict(zip(ASKED_SCHEMA.names[:6], (*asked, *own), strict=True)) | {"delivers": False}
 
 
@@ -102,15 +102,15 @@ def decide(
 ) -> tuple[dict[int | str, str], list[CancelledId]]:
     """Return the result for each offset, or whole id, and what is cancelled."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
-    asks = [
+    requests = [
         {**ask_row(each, ("asks", 1, at)), "found_due_ms": _due_ms(each[2] in found)} for at, each in enumerate(ids)
     ]
-    asked_for = asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA))
+    asked_for = asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [*asked_for, *more.get("rows", ())])
     decision = RequestDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
-    by_ask = answers_in(decision)
-    assert by_ask.keys() == {("asks", 1, at) for at in range(len(asks))}
-    answers = [by_ask["asks", 1, at] for at in range(len(asks))]
+    by_request = answers_in(decision)
+    assert by_request.keys() == {("asks", 1, at) for at in range(len(requests))}
+    answers = [by_request["asks", 1, at] for at in range(len(requests))]
     for answer, each in zip(answers, ids, strict=True):
         assert answer["result"] == "undecided" or answer["id"] == "/".join(map(str, each))
     return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), each_of(decision.cancelled)
@@ -124,12 +124,12 @@ def replace(
     of: BatchSpan | None = None,
 ) -> tuple[list[tuple[str, bool]], Decision]:
     """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
-    asks = [
+    requests = [
         ask_row((TOPIC, 0, old), (TOPIC, 0, own))
         | {"condition": condition, "deliver_at_ms": 70_000, "found_due_ms": _due_ms(old in found)}
         for own, old, condition in asked
     ]
-    frame, output = output_of(store, [*asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)), *rows])
+    frame, output = output_of(store, [*asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)), *rows])
     decision = RequestDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
@@ -371,11 +371,11 @@ def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
 ) -> None:
     assert recalled == []
     monkeypatch.setattr(RecalledMessages, "knows_all", knows_all)
-    ask = ask_row((TOPIC, 0, 5), ("asks", 1, 0))
-    frame, rows = output_of(store, asked_rows(pa.Table.from_pylist([ask], schema=ASKED_SCHEMA)))
+    request = ask_row((TOPIC, 0, 5), ("asks", 1, 0))
+    frame, rows = output_of(store, asked_rows(pa.Table.from_pylist([request], schema=ASKED_SCHEMA)))
     decision = RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
     (value,) = decision.answers.column("value").to_pylist()
-    # For the release processes, an ask of 1970 is older than they are: they answer it with `unknown` at the worst.
+    # For the release processes, a request of 1970 is older than they are: they answer it with `unknown` at the worst.
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
 
 
@@ -427,5 +427,5 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
 
 
 def asked_for(store: BucketTable, *offsets: int) -> tuple[DataFrame, list[Row]]:
-    asks = [ask_row((TOPIC, 0, at), ("asks", 1, at)) for at in offsets]
-    return output_of(store, asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)))
+    requests = [ask_row((TOPIC, 0, at), ("asks", 1, at)) for at in offsets]
+    return output_of(store, asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)))

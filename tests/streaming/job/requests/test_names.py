@@ -19,7 +19,7 @@ from sinks.buckets.join_commits import join_names
 from state.answers import Undecided
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.parts import IdRows
-from state.cancel import ALWAYS, ASK_SCHEMA, NOTHING, MessageId, asks_of
+from state.cancel import ALWAYS, NOTHING, REQUEST_SCHEMA, MessageId, requests_of
 from state.checkpoint.progress import BatchSpan
 from state.kinds import REQUEST
 from state.message_ids import NO_IDS, Ids, ids_of
@@ -54,11 +54,11 @@ pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
 FAR_MS = 70_000
 # A clock that is behind the due times of what an outage has kept.
 AFTER_OUTAGE_MS = 50_000
-# An ask by a name: the offset of its record, the name, and when its message is due; None: it is a cancel.
+# A request by a name: the offset of its record, the name, and when its message is due; None: it is a cancel.
 Given = tuple[int, str, int | None]
 
 
-def asks_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_answer: bool = False) -> pa.Table:
+def requests_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_answer: bool = False) -> pa.Table:
     rows = [
         (
             *(*NOTHING, TOPIC, 0, offset, None if due is None else mode, due, hash_of(name)),
@@ -66,7 +66,9 @@ def asks_for(*given: Given, mode: str = ALWAYS, published_ms: int = 0, wants_ans
         )
         for offset, name, due in given
     ]
-    return pa.Table.from_pylist([dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in rows], schema=ASK_SCHEMA)
+    return pa.Table.from_pylist(
+        [dict(zip(REQUEST_SCHEMA.names, row, strict=True)) for row in rows], schema=REQUEST_SCHEMA
+    )
 
 
 def place(offset: int) -> MessageId:
@@ -83,15 +85,15 @@ def decide(
     not_found: Iterable[int] = (),
     **terms: Any,
 ) -> tuple[dict[int, Any], Decision]:
-    """Return the answer to each ask that gets one, and the decision. An ask that goes on has its new key.
+    """Return the answer to each request that gets one, and the decision. A request that goes on has its new key.
 
     The messages `found` are asked for by their ids as well, and the state stage has taken them out; those `not_found`
     too, and it had none of them. What decides is `desk`, or one that knows nothing but the table. `terms` are those of
-    `asks_for`.
+    `requests_for`.
     """
     by_id = [(*place(offset), "asks", 1, offset, *[None] * 5, False, False) for offset in (*found, *not_found)]
-    asks = [dict(zip(ASK_SCHEMA.names, row, strict=True)) for row in by_id]
-    asked = pa.concat_tables([asks_for(*given, **terms), pa.Table.from_pylist(asks, schema=ASK_SCHEMA)])
+    requests = [dict(zip(REQUEST_SCHEMA.names, row, strict=True)) for row in by_id]
+    asked = pa.concat_tables([requests_for(*given, **terms), pa.Table.from_pylist(requests, schema=REQUEST_SCHEMA)])
     dues = {offset: due for offset, _, due in given}
     found_due_ms = [*[None] * len(given), *(dues.get(offset, FAR_MS) for offset in found), *(None for _ in not_found)]
     asked = asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64()))
@@ -163,9 +165,9 @@ def test_names_are_given_and_taken_over_as_in_the_model(
     shuffled = list(given)
     random.shuffle(shuffled)
     known = {hash_of(name): Holder(place(offset), FAR_MS, FAR_MS) for name, offset in before.items()}
-    found = in_turn(asks_for(*shuffled), known, PREVIOUS_MS, 0)
+    found = in_turn(requests_for(*shuffled), known, PREVIOUS_MS, 0)
     expected = {offset: NOTHING if old is None else place(old) for offset, old in asked.items()}
-    assert {ask.id[2]: ask.asked for ask in asks_of(found.asks)} == expected
+    assert {request.id[2]: request.asked for request in requests_of(found.requests)} == expected
     assert set(found.superseded.column("offset").to_pylist()) == superseded
     left = {name: offset for name, offset in holds.items() if offset is not None and offset >= 10}
     rows = zip(found.names.column("name").to_pylist(), found.names.column("offset").to_pylist(), strict=True)
@@ -202,12 +204,12 @@ def found(
 ) -> LookedUp:
     """Look names up at a clock that is behind the cutoffs, of which an outage has kept the batches."""
     still = cancelled((*place(offset), 0, 0) for offset in left)
-    return look_up(asks_for(*given), NO_IDS, rows, of or span(), clock_ms, lambda _: still)
+    return look_up(requests_for(*given), NO_IDS, rows, of or span(), clock_ms, lambda _: still)
 
 
 def asked_in(names: LookedUp) -> dict[int, int]:
-    """Return the offset of the message that each ask asks for, by the offset of its record; -1 for none."""
-    return {ask.id[2]: ask.asked[2] for ask in asks_of(names.asks)}
+    """Return the offset of the message that each request is for, by the offset of its record; -1 for none."""
+    return {request.id[2]: request.asked[2] for request in requests_of(names.requests)}
 
 
 def names_in(names: LookedUp) -> dict[str, int]:
@@ -452,14 +454,14 @@ def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> No
 def test_a_message_takes_no_name_over_from_a_message_with_its_own_id() -> None:
     # Of an input topic that was deleted: the message of the new topic must not be cancelled with it.
     known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS), hash_of("b"): Holder(place(6), FAR_MS, FAR_MS)}
-    found = in_turn(asks_for((5, "a", FAR_MS), (7, "b", FAR_MS)), known, PREVIOUS_MS, CLOCK_MS)
-    assert [ask.asked for ask in asks_of(found.asks)] == [NOTHING, place(6)]
+    found = in_turn(requests_for((5, "a", FAR_MS), (7, "b", FAR_MS)), known, PREVIOUS_MS, CLOCK_MS)
+    assert [request.asked for request in requests_of(found.requests)] == [NOTHING, place(6)]
     assert found.names.column("offset").to_pylist() == [5, 7]
 
 
 def dropped_for(found: LookedUp) -> dict[int, int]:
     """Return the offset of the message that keeps the name, by the offset of each dropped one."""
-    return {ask.id[2]: ask.asked[2] for ask in asks_of(found.dropped)}
+    return {request.id[2]: request.asked[2] for request in requests_of(found.dropped)}
 
 
 def kept(names: pa.Table) -> dict[str, tuple[int, bool]]:
@@ -468,20 +470,22 @@ def kept(names: pa.Table) -> dict[str, tuple[int, bool]]:
 
 
 def test_the_first_of_a_name_stays_until_somebody_asks_for_it() -> None:
-    asks = asks_for((50, "a", FAR_MS), (51, "a", 5), (52, "b", FAR_MS), (54, "b", FAR_MS), (55, "b", 5), mode=KEEP)
-    cancel = asks_for((53, "b", None))
-    found = in_turn(pa.concat_tables([asks, cancel]), {}, PREVIOUS_MS, CLOCK_MS)
+    requests = requests_for(
+        (50, "a", FAR_MS), (51, "a", 5), (52, "b", FAR_MS), (54, "b", FAR_MS), (55, "b", 5), mode=KEEP
+    )
+    cancel = requests_for((53, "b", None))
+    found = in_turn(pa.concat_tables([requests, cancel]), {}, PREVIOUS_MS, CLOCK_MS)
     assert dropped_for(found) == {51: 50, 55: 54}
     assert asked_in(found) == {50: -1, 52: -1, 53: 52, 54: 52}
     assert found.superseded.column("offset").to_pylist() == [52]
     assert kept(found.names) == {"a": (50, True), "b": (54, True)}
-    assert {ask.condition for ask in asks_of(found.asks)} == {ALWAYS, None}
+    assert {request.condition for request in requests_of(found.requests)} == {ALWAYS, None}
 
 
 def test_a_message_that_is_asked_for_by_its_id_keeps_no_name_whatever_the_order() -> None:
     known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS, keeps=True)}
-    asks = asks_for((50, "a", FAR_MS), (51, "b", FAR_MS), (52, "b", FAR_MS), mode=KEEP)
-    found = in_turn(asks, known, PREVIOUS_MS, CLOCK_MS, by_id=ids_of([place(5), place(51)]))
+    requests = requests_for((50, "a", FAR_MS), (51, "b", FAR_MS), (52, "b", FAR_MS), mode=KEEP)
+    found = in_turn(requests, known, PREVIOUS_MS, CLOCK_MS, by_id=ids_of([place(5), place(51)]))
     assert dropped_for(found) == {}
     assert asked_in(found) == {50: 5, 51: -1, 52: 51}
     assert kept(found.names) == {"a": (50, True), "b": (52, True)}
@@ -503,15 +507,15 @@ def test_no_message_is_dropped_for_one_that_was_out_when_it_was_published(
     due_ms: int, published_ms: int, is_dropped: bool
 ) -> None:
     known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
-    asks = asks_for((50, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
-    assert bool(dropped_for(in_turn(asks, known, PREVIOUS_MS, CLOCK_MS))) == is_dropped
+    requests = requests_for((50, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
+    assert bool(dropped_for(in_turn(requests, known, PREVIOUS_MS, CLOCK_MS))) == is_dropped
 
 
 @pytest.mark.parametrize(("published_ms", "is_dropped"), [(PREVIOUS_MS, True), (PREVIOUS_MS + 1, False)])
 def test_a_message_of_the_batch_keeps_its_name_until_it_is_due(published_ms: int, is_dropped: bool) -> None:
     # If the checkpoint before was lost, the first one may have come out when the second one was published.
-    first = asks_for((50, "a", PREVIOUS_MS), mode=KEEP)
-    later = asks_for((51, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
+    first = requests_for((50, "a", PREVIOUS_MS), mode=KEEP)
+    later = requests_for((51, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
     found = in_turn(pa.concat_tables([first, later]), {}, PREVIOUS_MS, CLOCK_MS)
     assert dropped_for(found) == ({51: 50} if is_dropped else {})
     assert asked_in(found) == ({50: -1} if is_dropped else {50: -1, 51: -1})
@@ -526,8 +530,10 @@ def retimed_in(found: LookedUp) -> dict[int, tuple[int, int]]:
 
 def test_a_message_takes_over_the_due_time_of_the_one_that_it_replaces_sooner_or_later_than_its_own() -> None:
     known = {each: Holder(place(5 + at), FAR_MS + at, FAR_MS + at, True) for at, each in enumerate(map(hash_of, "ab"))}
-    asks = asks_for((50, "a", FAR_MS + 9), (51, "b", 3), (52, "c", 7), (53, "c", 2), (54, "c", 9), mode=KEEP_TIME)
-    found = in_turn(asks, known, PREVIOUS_MS, 0)
+    requests = requests_for(
+        (50, "a", FAR_MS + 9), (51, "b", 3), (52, "c", 7), (53, "c", 2), (54, "c", 9), mode=KEEP_TIME
+    )
+    found = in_turn(requests, known, PREVIOUS_MS, 0)
     assert dropped_for(found) == {}
     assert asked_in(found) == {50: 5, 51: 6, 52: -1, 53: 52, 54: 53}
     # The one in between has no due time of its own: it is cancelled where its record has put it.
@@ -542,11 +548,11 @@ def test_a_message_takes_over_the_due_time_of_the_one_that_it_replaces_sooner_or
 
 def test_a_message_that_is_asked_for_gives_no_due_time_and_takes_none() -> None:
     known = {each: Holder(place(5 + at), FAR_MS, FAR_MS, True) for at, each in enumerate(map(hash_of, "abc"))}
-    cancel, asks = (
-        asks_for((49, "a", None)),
-        asks_for(*((50 + at, each, 9) for at, each in enumerate("aabcc")), mode=KEEP_TIME),
+    cancel, requests = (
+        requests_for((49, "a", None)),
+        requests_for(*((50 + at, each, 9) for at, each in enumerate("aabcc")), mode=KEEP_TIME),
     )
-    found = in_turn(pa.concat_tables([cancel, asks]), known, PREVIOUS_MS, 0, by_id=ids_of([place(6), place(53)]))
+    found = in_turn(pa.concat_tables([cancel, requests]), known, PREVIOUS_MS, 0, by_id=ids_of([place(6), place(53)]))
     assert asked_in(found) == {49: 5, 50: 5, 51: 50, 52: 6, 53: 7, 54: 53}
     assert retimed_in(found) == {51: (9, 9)}
 
@@ -568,13 +574,13 @@ def test_no_message_takes_over_the_due_time_of_one_that_was_out_when_it_was_publ
 ) -> None:
     known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
     found = in_turn(
-        asks_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms), known, PREVIOUS_MS, CLOCK_MS
+        requests_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms), known, PREVIOUS_MS, CLOCK_MS
     )
     assert retimed_in(found) == ({50: (due_ms, FAR_MS)} if takes else {})
     # In the same batch, both wait.
     several = [
-        asks_for((49, "a", due_ms), mode=KEEP_TIME),
-        asks_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms),
+        requests_for((49, "a", due_ms), mode=KEEP_TIME),
+        requests_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms),
     ]
     assert retimed_in(in_turn(pa.concat_tables(several), {}, PREVIOUS_MS, CLOCK_MS)) == {50: (due_ms, FAR_MS)}
 
@@ -583,8 +589,8 @@ def test_no_message_takes_over_the_due_time_of_one_that_was_out_when_it_was_publ
 def test_a_message_and_its_request_are_not_due_at_the_same_time(own_ms: int, request_ms: int) -> None:
     for due_ms, clock_ms, published_ms in ((request_ms, 700, 900), (request_ms, 900, 700), (request_ms - 1, 700, 900)):
         known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
-        asks = asks_for((50, "a", own_ms), mode=KEEP_TIME, published_ms=published_ms)
-        found = in_turn(asks, known, 0, 0, clock_ms=clock_ms)
+        requests = requests_for((50, "a", own_ms), mode=KEEP_TIME, published_ms=published_ms)
+        found = in_turn(requests, known, 0, 0, clock_ms=clock_ms)
         expected = due_ms + (due_ms == request_ms)
         assert retimed_in(found) == {50: (expected, max(expected, own_ms))}
 
@@ -593,7 +599,7 @@ def test_modes_of_two_messages_of_a_name_may_differ() -> None:
     # The policy was changed between them.
     for keeps, mode in ((True, ALWAYS), (False, KEEP)):
         known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS, keeps)}
-        found = in_turn(asks_for((50, "a", FAR_MS), mode=mode), known, PREVIOUS_MS, CLOCK_MS)
+        found = in_turn(requests_for((50, "a", FAR_MS), mode=mode), known, PREVIOUS_MS, CLOCK_MS)
         assert (dropped_for(found), asked_in(found)) == ({}, {50: 5})
         assert kept(found.names) == {"a": (50, mode == KEEP)}
 

@@ -56,19 +56,19 @@ def span(settings: Settings, batch_id: int) -> BatchSpan:
 
 
 def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id: int) -> dict[int, str | int]:
-    """Return what comes of an ask for each message: the result, or how the release processes are told of it."""
-    asks = [
+    """Return what comes of a request for each message: the result, or how the release processes are told of it."""
+    requests = [
         dict.fromkeys(ASKED_SCHEMA.names)
         | {"topic": settings.topics.input[0], "partition": 0, "offset": offset}
-        | {"ask_topic": "asks", "ask_partition": 0, "ask_offset": offset, "delivers": False}
+        | {"request_topic": "asks", "request_partition": 0, "request_offset": offset, "delivers": False}
         for offset in range(READ)
     ]
-    frame, rows = output_of(store, asked_rows(pa.Table.from_pylist(asks, schema=ASKED_SCHEMA)))
+    frame, rows = output_of(store, asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)))
     decision = desk.decide(frame, rows, span(settings, batch_id), NOW_MS)
-    by_ask = zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value", "kind")), strict=True)
+    by_request = zip(*(decision.answers.column(name).to_pylist() for name in ("offset", "value", "kind")), strict=True)
     return {
         offset: min(Undecided.from_bytes(value).asked_ms, 1) if kind == REQUEST else json.loads(value)["result"]
-        for offset, value, kind in by_ask
+        for offset, value, kind in by_request
     }
 
 

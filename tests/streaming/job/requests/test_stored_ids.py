@@ -15,7 +15,7 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.join_commits import join_ids
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
-from state.cancel import ASK_SCHEMA, WAITING, Ask
+from state.cancel import REQUEST_SCHEMA, WAITING, Request
 from state.checkpoint.origin import CheckpointOrigin
 from state.message_ids import ids_of, table_from, table_of
 from state.names import NAMED_SCHEMA, name_rows
@@ -117,8 +117,8 @@ def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
     stored.close()
 
 
-def ask_table_of(asks: Iterable[Ask]) -> pa.Table:
-    return table_from([(*ask.asked, *ask.id, *ask[2:]) for ask in asks], ASK_SCHEMA)
+def ask_table_of(requests: Iterable[Request]) -> pa.Table:
+    return table_from([(*request.asked, *request.id, *request[2:]) for request in requests], REQUEST_SCHEMA)
 
 
 class EmptyTable:
@@ -143,10 +143,10 @@ def test_what_was_replaced_is_known_by_its_replacement(stored: StoredIds) -> Non
     ids = [(TOPIC, 0, 1), (TOPIC, 0, 2), ("a/b", 1, 2)]
     replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
     stored.add(cancelled((*each, 500, 510) for each in ids), NAMED_SCHEMA.empty_table(), 3, replaced)
-    asks = [Ask(own, asked, WAITING) for asked, own in [*replaced.items(), ((TOPIC, 0, 2), (TOPIC, 0, 9))]]
+    requests = [Request(own, asked, WAITING) for asked, own in [*replaced.items(), ((TOPIC, 0, 2), (TOPIC, 0, 9))]]
     # Another one that asked for the same.
-    asks.append(Ask((TOPIC, 0, 8), (TOPIC, 0, 1), WAITING))
-    assert stored.replaced_by(ask_table_of(asks)) == replaced
+    requests.append(Request((TOPIC, 0, 8), (TOPIC, 0, 1), WAITING))
+    assert stored.replaced_by(ask_table_of(requests)) == replaced
     assert stored.cancelled_among(ids_of(ids)).ids[TOPIC, 0].tolist() == [1, 2]
 
 
@@ -168,8 +168,8 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
     for _ in range(2):
         stored = StoredIds(store)
         stored.open(9, ORIGIN)
-        asks = [Ask((TOPIC, 0, 7), (TOPIC, 0, offset), WAITING) for offset in (1, 2, 3)]
-        assert stored.replaced_by(ask_table_of(asks)) == replaced
+        requests = [Request((TOPIC, 0, 7), (TOPIC, 0, offset), WAITING) for offset in (1, 2, 3)]
+        assert stored.replaced_by(ask_table_of(requests)) == replaced
         stored.close()
         join_ids(store, IdRows.CANCELLED, [0, 1, 2], NOTHING_FORGETTABLE)
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
