@@ -88,7 +88,7 @@ class TopicSettings(Section):
 
 
 class StorageSettings(Section):
-    """Where the checkpoint and the tables live: a local path or any Hadoop URI."""
+    """The place of the checkpoint and the table: a local path or any Hadoop URI."""
 
     path: StoragePath = "./data"
 
@@ -102,7 +102,7 @@ class LimitSettings(Section):
 
 
 class ClockSettings(Section):
-    """How often a batch starts, how far ahead of the clock it hands over, and how far that may be off."""
+    """How often a batch starts, how far ahead of the clock it stages, and how far that may be off."""
 
     trigger: Annotated[int, duration(0, DAY)] = 500
     horizon: Annotated[int, duration(SECOND, HOUR)] = MINUTE
@@ -134,7 +134,7 @@ class WindowSettings(Section):
 
 
 class ReleaseSettings(Section):
-    """How messages that are handed over are released: in how many processes, and in which Kafka transactions."""
+    """How staged messages are released: in how many processes, and in which Kafka transactions."""
 
     processes: Annotated[int, Bounded(0, 64)] = 1
     lead: Annotated[int, duration(1, 10 * SECOND)] = 100

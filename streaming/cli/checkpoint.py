@@ -36,10 +36,10 @@ def rebuild(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Make a new checkpoint for a stopped job that lost its own, from the tables, the input and the progress topic.
+    """Make a new checkpoint for a stopped job that lost its own, from the table, the input and the internal topics.
 
     First releases staged messages (up to clock.horizon). Nothing is delivered twice. No message is lost that is still
-    in the tables or in the input topics. The settings must be those under which the messages were accepted. See
+    in the table or in the input topics. The settings must be those under which the messages were accepted. See
     docs/operate/rebuild.md for the conditions.
     """
     from streaming.operations.rebuild import rebuild as rebuild_checkpoint

@@ -262,7 +262,7 @@ class JobCounts(Collector):
         if self.batch_done_s is not None and self._done is not None:
             yield gauge(
                 "delayline_batch_done_timestamp_seconds",
-                "When the last batch ended. More than 30 s ago, the job is down or stuck.",
+                "When the last batch ended. More than a minute ago, the job is down or stuck.",
                 self.batch_done_s,
             )
             yield gauge(

@@ -49,7 +49,7 @@ public final class Capture {
     private static final List<String> VALUES = List.of("1h", "1797999000000", "18");
     /** Headers of a delivery by Delayline that the recipe does not pass on, the target among them. */
     private static final List<String> NOT_AGAIN = List.of("deliver-after", "deliver-at", "delay-level", "delayline-id",
-        "delayline-deliver-at", "delayline-name", "deliver-to");
+        "delayline-deliver-at", "delayline-occurrence", "delayline-name", "deliver-to");
     private static final List<String> LINES = new ArrayList<>();
 
     public static void main(String[] arguments) throws IOException {
