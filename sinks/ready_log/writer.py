@@ -40,7 +40,7 @@ class HandOverPlan:
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
     - `transaction_bytes`: about how many bytes a transaction may have. Its messages are kept until it is committed,
       since it may have to be written again
-    - `occurrences_below_ms`, `followed_batch`: values for the markers (`state.checkpoint.progress.Progress`), the
+    - `occurrences_below_ms`, `sealed_batch`: values for the markers (`state.checkpoint.progress.Progress`), the
       former for some shards
     """
 
@@ -59,7 +59,7 @@ class HandOverPlan:
     most_deliveries: int = MOST_DELIVERIES
     transaction_bytes: int = 64 * 1024 * 1024
     occurrences_below_ms: dict[int, int] = field(default_factory=dict)
-    followed_batch: int = -1
+    sealed_batch: int = -1
 
 
 class FencedBySibling(Exception):

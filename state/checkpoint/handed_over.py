@@ -80,9 +80,9 @@ class HandedOver:
         return max(marker.batch.previous_ms for marker in self.markers)
 
     @property
-    def followed_batch(self) -> int:
-        """The newest batch with following occurrences in the table, as far as the markers know; -1 without one."""
-        return max(marker.followed_batch for marker in self.markers)
+    def sealed_batch(self) -> int:
+        """The newest batch with rows in the table, as far as the markers know; -1 without one."""
+        return max(marker.sealed_batch for marker in self.markers)
 
     @property
     def input_ids(self) -> InputIds:

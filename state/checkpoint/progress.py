@@ -125,7 +125,8 @@ class Progress:
 
     `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
     no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
-    `followed_batch` is the newest batch with following occurrences in the table at that time; -1 without one.
+    `sealed_batch` is the newest batch of the checkpoint with rows in the table at that time, or -1. A table that knows
+    only older ones lacks rows.
     """
 
     batch: BatchSpan
@@ -133,7 +134,7 @@ class Progress:
     last: OrderKey | None = None
     handed_over: int = 0
     occurrences_below_ms: int | None = None
-    followed_batch: int = -1
+    sealed_batch: int = -1
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""

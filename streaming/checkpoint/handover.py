@@ -94,10 +94,20 @@ def writer_of_birth(checkpoint: str) -> str:
     return f"{checkpoint}-born"
 
 
-def newest_sealed(store: BucketTable, checkpoint: str) -> int | None:
-    """Return the newest batch of `checkpoint` that has stored messages in the table, or None."""
-    several = (store.newest_of(writer_id) for writer_id in (checkpoint, writer_of_following(checkpoint)))
-    return max((each for each in several if each is not None), default=None)
+def newest_sealed(store: BucketTable, checkpoint: str) -> int:
+    """Return the newest batch of `checkpoint` that has stored rows in the table, or -1."""
+    newest = store.newest_of(checkpoint)
+    return max(-1 if newest is None else newest, followed_batch(store, checkpoint))
+
+
+def is_older(store: BucketTable, origin: CheckpointOrigin, sealed_batch: int) -> bool:
+    """Return whether the table is older than the checkpoint of `origin`: it is a copy, or was created again.
+
+    `sealed_batch` is the newest batch with rows in the table, as far as the markers of the checkpoint know.
+    """
+    # A checkpoint that replaces none, after `--fresh` too, begins with bucket 0 and an empty table.
+    is_unborn = origin.first_bucket > 0 and not store.is_fenced(writer_of_birth(origin.checkpoint))
+    return is_unborn or newest_sealed(store, origin.checkpoint) < sealed_batch
 
 
 def writer_of_state(checkpoint: str) -> str:

@@ -35,7 +35,12 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import newest_sealed
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
-from streaming.checkpoint.refusals import refuse_lost_plan, refuse_older_checkpoint
+from streaming.checkpoint.refusals import (
+    refuse_lost_plan,
+    refuse_missing_table,
+    refuse_older_checkpoint,
+    refuse_older_table,
+)
 from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
 
@@ -83,7 +88,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
        was ever planned, begin the checkpoint.
     3. Record the present settings for the batches to come, and new input topics.
     4. Create the table if it does not exist, and check its log. After a crash, fence the merges of the process before.
-    5. Refuse a checkpoint that is older than the table or the markers. Write a marker for each shard that lost its own.
+    5. Refuse a checkpoint that is older than the table or the markers, and a table that is older than the markers.
+       Write a marker for each shard that lost its own.
     6. Read the metadata of the live segments.
 
     `fresh` allows a new checkpoint although an earlier one has staged messages. Raises UsageError if that still exists,
@@ -123,15 +129,17 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         accepted.append(checkpoint.planned(planned).offsets)
     unread = unread_topics(history.newest.input_ids, *accepted)
     # 4. Create the table.
+    refuse_missing_table(checkpoint, store, planned)
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     token = merge_token(store, lease.fencing_token)
     if lease.after_a_crash:
         guard.take_over(store, token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
-    # 5. Refuse an older checkpoint, and restore markers.
+    # 5. Refuse an older checkpoint or table, and restore markers.
     refuse_lost_plan(checkpoint, store, planned)
     refuse_older_checkpoint(checkpoint, store, markers, planned)
+    refuse_older_table(checkpoint, store, markers)
     last = None if committed is None else checkpoint.planned(committed)
     if planned is not None and (lost := [shard for shard in range(origin.shards) if markers[shard] is None]):
         log.warning("shards %s have no marker: writing one for the last committed batch, %s", lost, committed)

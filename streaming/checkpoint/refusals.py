@@ -8,8 +8,13 @@ from conf.errors import CheckpointMismatch
 from sinks.buckets.bucket_table import BucketTable
 from state.checkpoint.progress import Progress, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import newest_sealed, rest_bucket, writer_of_input
+from streaming.checkpoint.handover import is_older, newest_sealed, rest_bucket, writer_of_input
 from streaming.storage.failures import CHECKPOINT_REMEDY
+
+_TABLE_REMEDY = (
+    "Is its disk mounted? Otherwise put the newest table back completely. Without it, run `delayline rebuild "
+    "--discard-checkpoint`, which accepts the messages again that are still in the input topics"
+)
 
 
 def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
@@ -19,11 +24,31 @@ def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | 
     as sealed already, and drop them.
     """
     sealed = newest_sealed(store, checkpoint.origin.checkpoint)
-    if sealed is not None and (planned is None or sealed > planned):
+    if sealed > (-1 if planned is None else planned):
         raise CheckpointMismatch(
             f"{store.path} holds messages that batch {sealed} sealed, but the offset log of "
             f"{checkpoint.path} ends with batch {planned}. Its newest entries are lost, or it is an older "
             f"checkpoint. {CHECKPOINT_REMEDY}"
+        )
+
+
+def refuse_missing_table(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
+    """Raise CheckpointMismatch if the table is gone, which exists before the first batch is planned.
+
+    Call it before the table is created. A new one would lack all sealed messages, and nothing would show it later.
+    """
+    if (planned is not None or checkpoint.origin.first_bucket) and not store.exists():
+        raise CheckpointMismatch(f"there is no table of sealed buckets at {store.path}. {_TABLE_REMEDY}")
+
+
+def refuse_older_table(checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None]) -> None:
+    """Raise CheckpointMismatch if the table lacks rows that a batch of `checkpoint` has stored."""
+    origin = checkpoint.origin
+    own = [each.sealed_batch for each in markers if each and each.batch.origin.checkpoint == origin.checkpoint]
+    if is_older(store, origin, max(own, default=-1)):
+        raise CheckpointMismatch(
+            f"the table of sealed buckets at {store.path} is older than the checkpoint {checkpoint.path}, so it lacks "
+            f"messages. {_TABLE_REMEDY}"
         )
 
 

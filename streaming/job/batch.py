@@ -20,7 +20,6 @@ from sinks.ready_log.task import Cancels
 from state.buckets.operator import BOUND, KEPT
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
-from streaming.checkpoint.handover import followed_batch
 from streaming.checkpoint.recovery import Recovered
 from streaming.job.inputs.admission import Admission
 from streaming.job.lanes.claim_watch import ClaimWatch
@@ -113,7 +112,7 @@ class BatchRunner:
         # The steps of a batch.
         self._planner = Planner(state, settings, lease, claims, self._admission, self._window, counts)
         self._check = OutputCheck(settings, claims)
-        self._sealing = Sealing(state.store, ahead, counts, followed_batch(state.store, self._origin.checkpoint))
+        self._sealing = Sealing(state.store, ahead, counts, self._origin.checkpoint)
         self._staging = Staging(settings, lease, counts)
         self._report = BatchReport(settings, counts, state.catalog, self._maintenance, ahead)
 
@@ -189,7 +188,7 @@ class BatchRunner:
                 answers=decision.answers,
             )
             occurring = self._occurring(plan, output, cancels, decision, held)
-            hand_over = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.followed_batch)
+            hand_over = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.newest_batch)
             stores = self._sealing.has_work(output, decision)
             stores_first = decision.shows(span.cutoff_ms)
             if stores_first:

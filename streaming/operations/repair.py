@@ -77,7 +77,9 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         guard = guarded_log(spark, settings)
         guard.restore(store)
         if not store.exists():
-            raise UsageError(f"no table of sealed buckets at {store.path}: nothing was sealed yet")
+            raise UsageError(
+                f"there is no table of sealed buckets at {store.path}: no job has begun, or the table is lost"
+            )
         if skip:
             fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
         if skip or lease.after_a_crash:

@@ -30,7 +30,7 @@ from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_birth, writer_of_state
-from streaming.checkpoint.refusals import refuse_lost_plan, refuse_rebuilt
+from streaming.checkpoint.refusals import refuse_lost_plan, refuse_missing_table, refuse_older_table, refuse_rebuilt
 from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
 from streaming.processes.drain import drain
@@ -70,7 +70,8 @@ def with_shards(settings: Settings, shards: int) -> Settings:
 def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLease) -> Rescaled:
     """Rescale the checkpoint. After a crash, a second try recognises the steps that are done.
 
-    1. Refuse a checkpoint that another has replaced, or that lost its newest batches, and guard the table's log.
+    1. Refuse a checkpoint that another has replaced, or that lost its newest batches, and a lost or older table. Guard
+       the table's log.
     2. Create the missing partitions of the progress topic.
     3. Replay the batch that was cut off, and retire the checkpoint.
     4. Close the lanes of forwarders, fence the writers of the old job, and release all staged messages: each
@@ -88,12 +89,14 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
     guard.restore(store)
-    # The job may have sealed nothing yet.
+    # The job may have begun no batch yet.
+    refuse_missing_table(current, store, current.last_planned())
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     refuse_rebuilt(current, store)
     # Step 3 would not: it finds nothing to replay. The state would get the bucket number of the lost batch.
     refuse_lost_plan(current, store, current.last_planned())
+    refuse_older_table(current, store, read_markers(settings))
     if lease.after_a_crash:
         guard.take_over(store, merge_token(store, lease.fencing_token))
     # 2. Create partitions of the progress topic.

@@ -33,7 +33,7 @@ from state.order import OrderKey
 from state.repeats.left import left_of_lost, left_of_staged
 from state.repeats.occurrences import waiting_in
 from state.shards import by_shard
-from streaming.checkpoint.handover import followed_batch, writer_of_birth, writer_of_repair
+from streaming.checkpoint.handover import is_older, writer_of_repair
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,7 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
     still be in the table, while its id is forgotten.
     """
     origin = handed_over.origin
-    is_older = followed_batch(store, origin.checkpoint) < handed_over.followed_batch
-    # A checkpoint that replaces none, after `--fresh` too, begins with bucket 0 and an empty table.
-    is_older |= origin.first_bucket > 0 and not store.is_fenced(writer_of_birth(origin.checkpoint))
-    lacks = is_older or store.is_fenced(writer_of_repair(origin.checkpoint))
+    lacks = is_older(store, origin, handed_over.sealed_batch) or store.is_fenced(writer_of_repair(origin.checkpoint))
     if lacks:
         log.warning(
             "the table of sealed buckets is older than the ready log, or was repaired, so it may lack the present "

@@ -110,14 +110,14 @@ def check_input_loss(
     return gone
 
 
-def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int | None) -> None:
+def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int) -> None:
     """Raise RecordsExpired if the batch that was cut off cannot be replayed without its deleted `ranges`.
 
-    `sealed` is the last batch that sealed a bucket, or None. If it is this batch, the table already has its bucket. A
+    `sealed` is the last batch that sealed a bucket, or -1. If it is this batch, the table already has its bucket. A
     replay with fewer messages could divide them differently, and also keep some of the sealed ones in the mutable
     bucket.
     """
-    if ranges and sealed is not None and sealed >= batch_id:
+    if ranges and sealed >= batch_id:
         raise RecordsExpired(
             f"{listed(ranges)} were deleted, but the interrupted batch {batch_id} has already sealed "
             "messages and cannot be replayed without these records. `delayline rebuild "

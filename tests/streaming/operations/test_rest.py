@@ -492,7 +492,7 @@ def test_record_of_a_schedule_goes_on_if_the_table_has_lost_it(last_s: int | Non
     """As without a backup: batches have stored what followed, and nothing is there."""
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS + 60_000, CLOCK_MS + 90_000, READ, READ)
     last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
-    handed_over = HandedOver((Progress(span, 3, last, 3, followed_batch=6),))
+    handed_over = HandedOver((Progress(span, 3, last, 3, sealed_batch=6),))
     settings = some_batch_settings(
         shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=DelayPolicy(repeats=True)
     )

@@ -63,7 +63,7 @@ class Job:
     came: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     batch_id: int = -1
     cutoff_ms: int = 0
-    followed_batch: int = -1
+    sealed_batch: int = -1
     # The checkpoints that the table knows.
     born: frozenset[str] = frozenset({"c"})
 
@@ -105,7 +105,7 @@ class Job:
                 last = OrderKey(cutoff_ms - 1, "z", 0, 0)
             if last is not None:
                 below_ms = bounds[0] if bounds else None
-                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.followed_batch)
+                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.sealed_batch)
             for row in done.to_pylist():
                 found = int(row["headers"][-1]["value"]), row["deliver_at_ms"]
                 self.came.setdefault(row["offset"], []).append(found)
@@ -115,12 +115,12 @@ class Job:
             self.table += [(span.bucket, messages) for messages in following]
             self.cutoff_ms = cutoff_ms
             if following:
-                self.followed_batch = self.batch_id
+                self.sealed_batch = self.batch_id
 
     def rebuild(self) -> None:
         """Make a new checkpoint, as `streaming.operations.rebuild` does."""
         handed_over = HandedOver(tuple(self.markers[shard] for shard in range(SHARDS)))
-        is_older = self.followed_batch < handed_over.followed_batch or self.origin.checkpoint not in self.born
+        is_older = self.sealed_batch < handed_over.sealed_batch or self.origin.checkpoint not in self.born
         left = left_in(self.table, handed_over, is_older)
         superseded = Superseded(left.filter(left.column("chunk").is_null()).select([*ID, "deliver_at_ms"]))
         numbers = [bucket for bucket, _ in self.table]
@@ -135,7 +135,7 @@ class Job:
             rest.append(messages.filter(pa.array(waits)))
         self.table = [*self.table, (bucket, pa.concat_tables(rest).combine_chunks())]
         self.born |= {self.origin.checkpoint}
-        self.batch_id, self.cutoff_ms, self.followed_batch = -1, 0, -1
+        self.batch_id, self.cutoff_ms, self.sealed_batch = -1, 0, -1
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
 
 
@@ -215,13 +215,13 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
     for passed_s, ahead_s, _, other in before:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
-    copied, followed_batch, born = [*job.table], job.followed_batch, job.born
+    copied, sealed_batch, born = [*job.table], job.sealed_batch, job.born
     for passed_s, ahead_s, _, other in after:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
     # The last one is cut off.
     job.run(clock_ms, after[0][1] * SECOND, after[0][2])
-    job.table, job.followed_batch = copied, followed_batch
+    job.table, job.sealed_batch = copied, sealed_batch
     job.rebuild()
     waiting = job.waiting()
     waits = dict(zip(waiting.column("offset").to_pylist(), waiting_in(waiting), strict=True))
@@ -266,7 +266,7 @@ def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
     stored: int | None, repaired: bool, lacks: bool
 ) -> None:
     span = BatchSpan(CheckpointOrigin("c", 1, 2), 9)
-    handed_over = HandedOver((Progress(span, followed_batch=7), Progress(span, followed_batch=3)))
+    handed_over = HandedOver((Progress(span, sealed_batch=7), Progress(span, sealed_batch=3)))
     versions = {writer_of_following("c"): stored}.get
     store = SimpleNamespace(newest_of=versions, is_fenced={writer_of_repair("c"): repaired}.get)
     assert lacks_following(cast(Any, store), handed_over) == lacks

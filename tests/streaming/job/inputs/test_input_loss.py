@@ -74,7 +74,7 @@ def test_the_error_names_each_range_and_the_remedy() -> None:
 
 def test_a_batch_that_has_sealed_is_not_replayed_without_its_records() -> None:
     lost = [DeletedRange("in", 0, 100, 120)]
-    for ranges, sealed in ((lost, None), (lost, 6), ([], 7)):
+    for ranges, sealed in ((lost, -1), (lost, 6), ([], 7)):
         check_replay(7, ranges, sealed)
     with pytest.raises(RecordsExpired, match=r"offsets 100 to 119 .*batch 7 .* rebuild --discard-checkpoint"):
         check_replay(7, lost, 7)
