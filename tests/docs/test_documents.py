@@ -35,6 +35,7 @@ _KEBAB = re.compile(r"[a-z]+(?:-[a-z]+)+")
 _COMMANDS: Any = get_command(app)
 # Options and words of other programs, quoted in explanations.
 _OTHERS_OPTIONS = {
+    "--previous",
     "--properties-file",
     "--archives",
     "--files",

@@ -28,7 +28,9 @@ _CODE = re.compile(r"[a-z]+(?:-[a-z]+)+")
 _ROW = re.compile(r"^\| ((?:`[a-z-]+`(?:, )?)+) \| \[[\w-]+\]\(([\w-]+\.md)\) \|$", re.MULTILINE)
 # Two words or more in backticks: a log line, or a sentence of an error. Commands, settings and code are not.
 _WORDS = re.compile(r"\w \w|… \w|\w …")
-_NOT_SAID = re.compile(r"^(?:delayline|kafka-\S+|spark-submit|journalctl|kubectl|ps|p?kill|VACUUM) |[=<$(]|^--")
+_NOT_SAID = re.compile(
+    r"^(?:delayline|kafka-\S+|spark-submit|journalctl|systemctl|kubectl|ps|p?kill|VACUUM) |[=<$(]|^--"
+)
 _SAID_BY_OTHERS = {"worker exited unexpectedly"}
 
 
