@@ -57,6 +57,14 @@ def lease(settings: Settings) -> Iterator[HeldLease]:
         yield lease
 
 
+def stage(settings: Settings, span: BatchSpan, sealed_batch: int = -1) -> None:
+    """Write a marker of shard 1 for a batch."""
+    producer, progress = Producer(librdkafka_options(settings.kafka)), Progress(span, 1, OrderKey(1, "in", 0, 0))
+    marker = replace(progress, sealed_batch=sealed_batch).to_bytes()
+    producer.produce(settings.progress_topic, marker, marker_key(1), 1)
+    assert producer.flush(10) == 0
+
+
 @pytest.mark.parametrize(
     ("results", "planned", "is_refused"),
     [("orders", 4, True), ("a-new-topic", 4, False), ("delayline-results", 4, False), ("orders", None, False)],
@@ -97,23 +105,41 @@ def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
     origin = recover(spark, settings, False, lease).checkpoint.origin
     plan(tmp_path / "checkpoint", 0)
     recover(spark, settings, False, lease)
-    options = librdkafka_options(settings.kafka)
-
-    def deliver(span: BatchSpan) -> None:
-        producer = Producer(options)
-        producer.produce(
-            settings.progress_topic, Progress(span, 1, OrderKey(1, "in", 0, 0)).to_bytes(), marker_key(1), 1
-        )
-        assert producer.flush(10) == 0
-
-    deliver(BatchSpan(origin, 0))
+    stage(settings, BatchSpan(origin, 0))
     recover(spark, settings, False, lease)
-    deliver(BatchSpan(origin, 3))
+    stage(settings, BatchSpan(origin, 3))
     with pytest.raises(CheckpointMismatch, match="batch 3 is already staged, but the checkpoint is at batch 0"):
         recover(spark, settings, False, lease)
-    deliver(BatchSpan(replace(origin, checkpoint="other", generation=origin.generation + 1)))
+    stage(settings, BatchSpan(replace(origin, checkpoint="other", generation=origin.generation + 1)))
     with pytest.raises(CheckpointMismatch, match="was replaced by other"):
         recover(spark, settings, False, lease)
+
+
+def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_created(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    recovered = recover(spark, settings, False, lease)
+    origin, store, table = recovered.checkpoint.origin, recovered.store, tmp_path / "buckets"
+    for batch_id in (0, 1):
+        shutil.copytree(table, tmp_path / f"before-{batch_id}")
+        plan(tmp_path / "checkpoint", batch_id)
+        rows = sealed_rows(spark, batch_id, [{"deliver_at_ms": 99, "offset": batch_id}], some_batch_settings())
+        store.append(rows, origin.checkpoint, batch_id)
+    # The newest batch has staged nothing since it sealed.
+    stage(settings, BatchSpan(origin, 1), sealed_batch=0)
+    table.rename(tmp_path / "newest")
+    with pytest.raises(CheckpointMismatch, match=r"there is no table of sealed buckets at \S+/buckets\. Is its disk"):
+        recover(spark, settings, False, lease)
+    assert not table.exists()
+    for copy, is_refused in (("before-0", True), ("before-1", False)):
+        (tmp_path / copy).rename(table)
+        store.forget_log()
+        if is_refused:
+            with pytest.raises(CheckpointMismatch, match="is older than the checkpoint .* so it lacks messages"):
+                recover(spark, settings, False, lease)
+            shutil.rmtree(table)
+        else:
+            assert recover(spark, settings, False, lease).catalog.messages == 1
 
 
 def test_a_start_after_the_progress_topic_was_lost_leaves_a_marker_of_each_shard(
