@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -46,8 +47,14 @@ ALLOWED = {
 }
 
 
-def documents(file: Path) -> list[dict[str, Any]]:
+@cache
+def parsed(file: Path) -> list[dict[str, Any]]:
     return list(YAML(typ="safe").load_all(file.read_text()))
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    """Return copies, which a test may change."""
+    return deepcopy(parsed(file))
 
 
 def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -80,8 +87,11 @@ def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @cache
-def application_schema() -> dict[str, Any]:
-    """Return the schema of a SparkApplication, which allows no field that the operator does not know."""
+def applications() -> jsonschema.Draft202012Validator:
+    """Return what validates a SparkApplication, and allows no field that the operator does not know.
+
+    To check the schema itself takes a second, so it is checked once.
+    """
     schema: dict[str, Any] = SparkV1beta2SparkApplication.model_json_schema()
     for model in (schema, *schema["$defs"].values()):
         if "one_of_schemas" in model["properties"]:
@@ -92,7 +102,8 @@ def application_schema() -> dict[str, Any]:
     for (model, field), values in ALLOWED.items():
         assert field in schema["$defs"][model]["properties"]
         schema["$defs"][model]["properties"][field] = {"enum": values}
-    return schema
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def assert_is_a_command(arguments: list[str]) -> None:
@@ -132,7 +143,7 @@ def test_a_wrong_manifest_is_not_valid() -> None:
 def test_the_application_is_valid() -> None:
     (application,) = documents(APPLICATION)
     assert application["apiVersion"] == "sparkoperator.k8s.io/v1beta2"
-    jsonschema.validate(application, application_schema())
+    applications().validate(application)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +169,7 @@ def test_a_wrong_application_is_not_valid(path: str, value: Any, where: str) -> 
     else:
         at[field] = value
     with pytest.raises(jsonschema.ValidationError) as found:
-        jsonschema.validate(application, application_schema())
+        applications().validate(application)
     assert found.value.json_path.startswith(where)
 
 
@@ -177,7 +188,7 @@ def test_each_kustomization_names_the_files_beside_it(folder: str) -> None:
 def test_what_kustomize_builds_is_valid(folder: str, version: str) -> None:
     for (kind, _), document in built(folder).items():
         if kind == "SparkApplication":
-            jsonschema.validate(document, application_schema())
+            applications().validate(document)
         else:
             kubernetes_validate.validate(document, version, strict=True)
 

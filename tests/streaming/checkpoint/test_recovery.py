@@ -135,7 +135,7 @@ def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_created(
         (tmp_path / copy).rename(table)
         store.forget_log()
         if is_refused:
-            with pytest.raises(CheckpointMismatch, match="is older than the checkpoint .* so it lacks messages"):
+            with pytest.raises(CheckpointMismatch, match=r"is older than the checkpoint .* so it lacks messages"):
                 recover(spark, settings, False, lease)
             shutil.rmtree(table)
         else:
