@@ -46,6 +46,7 @@ def test_the_longest_tests_run_first_and_indirect_fixtures_decide_marks(run: pyt
     run.runpytest().assert_outcomes(passed=4)
 
 
+@pytest.mark.thorough
 def test_one_worker_runs_all_tests_that_share_a_fixture_of_their_module(
     run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

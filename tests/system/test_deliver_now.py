@@ -66,6 +66,7 @@ def command(service: Service, *arguments: str) -> tuple[int, dict[str, str]]:
     return run.returncode, {answer["id"]: answer["result"] for answer in map(json.loads, run.stdout.splitlines())}
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_messages_come_out_at_once_wherever_they_wait(application: Application, make_service: MakeService) -> None:
     service, ledger = make_service("clock.horizon=1m")

@@ -69,6 +69,7 @@ def settle(ledger: Ledger, application: Application) -> None:
     assert_eventually(lambda: bool(ledger.got), 60, "a delivery")
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(90)
 def test_occurrences_come_in_turn_until_they_end(application: Application, make_service: MakeService) -> None:
     service, ledger = make_service(*_SETTINGS, "clock.horizon=20s")
@@ -192,6 +193,7 @@ def test_each_occurrence_comes_once_across_kills(
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(90)
 def test_message_under_the_same_name_changes_the_schedule(application: Application, make_service: MakeService) -> None:
     service, ledger = make_service(*_SETTINGS, "clock.horizon=15s")
@@ -223,8 +225,9 @@ def test_message_under_the_same_name_changes_the_schedule(application: Applicati
     assert service.stop() == 0, service.log[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(120)
-@pytest.mark.parametrize("remedy", ["restore", pytest.param("repair", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("remedy", ["restore", "repair"])
 def test_schedules_go_on_after_the_table_has_lost_them(
     application: Application, make_service: MakeService, remedy: str
 ) -> None:

@@ -165,6 +165,7 @@ def test_small_merges_go_before_the_next_slice_of_a_large_one(table: Table, monk
     merging.close()
 
 
+@pytest.mark.thorough
 def test_merges_that_end_together_are_finished_one_after_the_other_while_slices_go_on(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +345,7 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
     assert (bytes(left["name"]), left["offset"]) == (b"shared", 10 * (FAN_IN - 1))
 
 
+@pytest.mark.thorough
 def test_cancelled_ids_are_forgotten_within_a_day_though_there_is_nothing_to_join_them_with(table: Table) -> None:
     long_ago, waits = table.now_ms - 3 * HOUR_MS, table.now_ms + 1_000 * HOUR_MS
     old_below = {("in", 0): 1_000}

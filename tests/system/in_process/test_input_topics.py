@@ -95,6 +95,7 @@ def test_a_recreated_input_topic_ends_the_job_and_is_read_from_its_beginning_onl
     ledger.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(60)
 def test_every_record_of_an_input_topic_created_again_and_filled_beyond_the_old_offset_is_delivered_once(
     application: Application, make_job: MakeJob

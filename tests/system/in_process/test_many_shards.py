@@ -17,6 +17,7 @@ pytestmark = pytest.mark.system
 _SHARDS, _OUTPUT_PARTITIONS = 32, 20
 
 
+@pytest.mark.thorough
 def test_messages_of_shards_that_share_a_state_partition_are_delivered_once_in_order(
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:

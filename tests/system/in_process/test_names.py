@@ -73,6 +73,7 @@ def test_the_first_message_of_each_name_comes_out_and_what_follows_a_cancel(
     assert {answer["reason"] for answer in dropped if answer["result"] == "kept"} == {"name-kept"}
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(40)
 def test_the_newest_message_of_each_name_comes_out_when_the_first_was_due(
     application: Application, make_job: MakeJob

@@ -192,6 +192,7 @@ def test_run_fresh_delivers_the_input_again_and_run_alone_does_not(
     ledger.close()
 
 
+@pytest.mark.thorough
 def test_no_command_of_another_application_changes_the_storage(application: Application, make_job: MakeJob) -> None:
     job, ledger = make_job()
     _publish(ledger, application, 40, 12_000, 20_000)

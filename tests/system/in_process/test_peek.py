@@ -119,6 +119,7 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     assert some[0] in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(30)
 def test_rule_and_next_three_instants_of_a_message_that_repeats_are_shown(
     application: Application, make_job: MakeJob

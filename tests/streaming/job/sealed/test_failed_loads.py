@@ -128,6 +128,7 @@ def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(st
     window.close()
 
 
+@pytest.mark.thorough
 def test_two_loads_that_failed_ahead_of_need_do_not_end_a_batch(store: BucketTable) -> None:
     catalog = SegmentCatalog()
     window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2)
