@@ -1,4 +1,4 @@
-"""What a batch checks in the state stage's output before it delivers or seals anything (invariants 2 and 3)."""
+"""The checks of a batch on the state stage's output before it stages or seals anything (invariants 2 and 3)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CUTOFF_MS = 50_000
 
 @pytest.fixture
 def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> Iterator[BatchRunner]:
-    """A runner for the batches of a new checkpoint, whose first batch is planned."""
+    """A runner for the batches of a new checkpoint. Its first batch is planned."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings, 1)
     with closing(HeldLease(settings, "run")) as lease:

@@ -18,7 +18,7 @@ StartQuery = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
 
 @pytest.fixture
 def start(spark: SparkSession, tmp_path: Path) -> Iterator[StartQuery]:
-    """A function that starts a query whose batches go to a given function. Each start continues the previous one."""
+    """A function that starts a query with a given function for its batches. Each start continues the previous one."""
     started: list[StreamingQuery] = []
 
     def start_query(run_batch: Callable[[DataFrame, int], None]) -> StreamingQuery:

@@ -1,4 +1,4 @@
-"""The plan of a batch, as its tasks are told of it by Spark."""
+"""The plan of a batch, as Spark passes it to its tasks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ HISTORY = SettingsHistory(((0, some_batch_settings(max_message_bytes=1)), (7, PL
 
 @pytest.fixture
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session in whose thread Spark runs batch 7."""
+    """A session with a thread in which Spark runs batch 7."""
     own = {"delayline.plan": None, "streaming.sql.batchId": "7", _TRANSFER_ROWS: "10000"}
     for name, value in own.items():
-        # Spark takes None for the value, which removes the property.
+        # Spark accepts None for the value, which removes the property.
         spark.sparkContext._jsc.setLocalProperty(name, value)
     yield spark
     for name in own:
@@ -39,7 +39,7 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def told(spark: SparkSession) -> dict[str, object]:
-    """Return what a task of this thread knows of its batch."""
+    """Return the facts that a task of this thread knows about its batch."""
     running_batch = batch_of_task(HISTORY)
 
     def ask(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -36,7 +36,7 @@ class Query:
 
 
 def _watch(query: Query, check_lease: Any = lambda: None) -> None:
-    """Watch `query` in a job whose release process has failed again and again."""
+    """Watch `query` in a job with a release process that has failed again and again."""
 
     def failed() -> None:
         raise ProcessFailed("again and again")

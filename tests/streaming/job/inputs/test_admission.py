@@ -1,4 +1,4 @@
-"""How many records a batch takes in beside those that wait."""
+"""How many records a batch takes in, on top of the messages that already wait."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_as_many_records_are_taken_in_as_there_is_room_for(
 @given(st.integers(0, 20), st.sets(st.integers(0, 40)), st.integers(0, 40))
 def test_records_that_forwarders_took_need_no_room(start: int, taken: set[int], room: int) -> None:
     end = start + 20
-    # Also such as were deleted since, and lie before the start.
+    # Taken records may lie before the start, if they were deleted since.
     offsets = offsets_after(room, {"0": start}, {"0": end}, {"0": BitMap64(taken)})
     left = [offset for offset in range(start, end) if offset not in taken]
     if len(left) <= room:
@@ -63,7 +63,7 @@ def test_records_that_forwarders_took_need_no_room(start: int, taken: set[int], 
 
 @dataclass
 class FirstCheckpoint:
-    """What `Admission` asks of a checkpoint without a batch."""
+    """A checkpoint without a batch, with the method that `Admission` calls."""
 
     written: dict[int, Refusal] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class FirstCheckpoint:
 
 @dataclass
 class Table:
-    """What `Admission` asks of the table, which has `segments`, each of one message of the topic `in`."""
+    """A table with `segments`, each with one message of the topic `in`, and with the method that `Admission` calls."""
 
     segments: int = 0
     counted: int = 0
@@ -85,17 +85,17 @@ class Table:
 
 
 def refused(batch_id: int, most: int, starts: Offsets, ends: Offsets, **topics: Any) -> Offsets:
-    """Return from where on a batch refuses records from `starts` to `ends` (`refusal`)."""
+    """Return the offset from which on a batch refuses records from `starts` to `ends`, by partition (`refusal`)."""
     return refusal(batch_id, most, starts, ends, **topics).from_offsets
 
 
 def refusal(batch_id: int, most: int, starts: Offsets, ends: Offsets, clock_ms: int = 0, **topics: Any) -> Refusal:
-    """Return what a batch refuses from `starts` to `ends`, of a topic of which `most` may wait; nothing waits yet."""
+    """Return what a batch refuses from `starts` to `ends` if `most` messages of a topic may wait. Nothing waits yet."""
     checkpoint = FirstCheckpoint()
     settings = Settings()
     settings = settings.model_copy(update={"topics": settings.topics.model_copy(update=topics)})
     decides = Admission(cast(Checkpoint, checkpoint), cast(Any, Table()), settings)
-    # That of a later batch counts in Spark's state what the batch before has kept.
+    # Without it, a later batch would count the messages in Spark's state that the batch before has kept.
     decides._counted_s = 0.0 if batch_id else None
     span = BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, 0, 10, starts, ends)
     batch_settings = some_batch_settings(policy=DelayPolicy(most_waiting=most))
@@ -107,7 +107,7 @@ def refusal(batch_id: int, most: int, starts: Offsets, ends: Offsets, clock_ms: 
 def test_what_is_due_within_the_horizon_of_the_clock_is_not_refused_after_a_time_without_batches() -> None:
     starts, ends = {"in": {"0": 0}}, {"in": {"0": 9}}
     horizon_ms = Settings().clock.horizon
-    # The cutoff is that of the last batch, before the job was down.
+    # The cutoff comes from the last batch, before the job was down.
     assert refusal(7, 4, starts, ends, clock_ms=90_000).due_from_ms == 90_000 + horizon_ms
     # This host's clock was set back.
     assert refusal(7, 4, starts, ends, clock_ms=-horizon_ms).due_from_ms == 10
@@ -123,7 +123,7 @@ def test_offsets_that_were_deleted_unread_are_no_records(monkeypatch: pytest.Mon
     bounds = {("in", 0): (900, 1_006), ("in", 1): (50, 54), ("in", 2): (0, 3)}
     monkeypatch.setattr(admission, "read_bounds", lambda *_: bounds)
     starts, ends = {"in": {"0": 100, "2": 8}}, {"in": {"0": 906, "1": 54, "2": 3, "3": 2}}
-    # Partition 2 was made anew, and 3 is gone.
+    # Partition 2 was created again, and 3 is gone.
     assert refused(7, 12, starts, ends, skip_expired=True) == {}
     assert refused(7, 6, starts, ends, skip_expired=True) == {"in": {"0": 903, "1": 52, "3": 1}}
     bounds["in", 0] = (2_000, 2_000)
@@ -208,7 +208,7 @@ def test_what_a_shard_keeps_takes_the_place_of_what_it_kept_before() -> None:
     waiting = WaitingMessages()
     waiting.add([kept(0, a=3, b=1), kept(1, a=4)])
     assert (waiting.count("a", 0), waiting.count("b", 0)) == (7, 1)
-    # The second row of shard 1 is that of an overflow group.
+    # The second row of shard 1 belongs to an overflow group.
     waiting.add([kept(1, a=2), kept(1)])
     assert waiting.count("a", 0) == 5
     waiting.add([kept(0)])
@@ -235,7 +235,7 @@ def test_of_a_topic_that_was_never_seen_nothing_waits(topic: str) -> None:
 
 
 def test_a_message_that_repeats_counts_once() -> None:
-    """A hundred come every ten seconds, and twenty every hour. Each batch stores what follows those that it stages."""
+    """A hundred come every ten seconds, and twenty every hour. Each batch stores those that follow the staged ones."""
     settings = some_batch_settings(
         shard_keys=(3,), partitions=PARTITIONS, policy=DelayPolicy(repeats=True, most_waiting=10**6)
     )

@@ -1,4 +1,4 @@
-"""When the next batch begins, by what a real broker has."""
+"""When the next batch begins, by the records of a real broker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from state.checkpoint.progress import BatchSpan
 from streaming.job.inputs.arrivals import ArrivalWatch, LookForUrgent, reads_to_limit
 from tests.conftest import MakeSettings, MakeTopic
 
-# A wait that ends before this, ends for another reason than the time.
+# A wait that ends before this has another reason to end.
 _NEVER = ("clock.trigger=0ms", "clock.horizon=1h")
 _IDLE_S = 0.5
 _QUICK = ("clock.trigger=0ms", "clock.horizon=2s")
 _RARELY = ("clock.trigger=1h", "clock.horizon=1h")
-# What a wait may take longer on a busy machine, and less than what else would end it.
+# A wait may take this much longer on a busy machine. Any other end of it would come later still.
 _SOON_S = 10.0
 _READ: Offsets = {"delayline-in": {"0": 0}}
 ORIGIN = CheckpointOrigin("c", 1, 1)
@@ -47,7 +47,7 @@ def _without_brokers(*overrides: str) -> Settings:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time that a batch waits at most: longer than a test may take."""
+    """Makes the longest wait of a batch longer than a test may take."""
     monkeypatch.setattr("streaming.job.inputs.arrivals._IDLE_MS", 3_600_000)
 
 
@@ -73,7 +73,7 @@ def test_a_record_at_or_above_the_offsets_ends_the_wait_each_time(
     topic = make_topic(2)
     settings = make_settings(f"topics.input={topic}", *_NEVER)
     with _watching(settings) as watch:
-        # Also one that is much larger than what the watch wants to read.
+        # This record is also much larger than the watch wants to read.
         _publish(settings, topic, b"v" * 900_000)
         watch.wait(time.monotonic(), {topic: {"0": 0, "1": 0}})
         _publish(settings, topic, b"v", b"w", partition=1)
@@ -127,7 +127,7 @@ def test_where_forwarders_read_everything_batches_begin_by_their_own_trigger(
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(1)
-    # Not so rarely that what falls due is not handed over.
+    # Batches come often enough to stage all messages that fall due.
     settings = make_settings(f"topics.input={topic}", "forward.trigger=1h", "clock.trigger=1s", "clock.horizon=16s")
     _publish(settings, topic, b"v")
     with _watching(settings) as watch:
@@ -171,7 +171,7 @@ def test_what_the_look_raises_ends_the_wait() -> None:
 def test_a_batch_that_reads_what_spark_lets_it_read_of_more_records_reads_to_its_limit(
     waiting: dict[str, int], most: int
 ) -> None:
-    """Spark takes of each partition the share of its records, rounded down, but at least one."""
+    """Spark takes from each partition its share by the number of its records, rounded down, but at least one."""
     total = sum(waiting.values())
     shares = {partition: min(count, max(1, most * count // max(1, total))) for partition, count in waiting.items()}
     ends = shares if total > most else waiting

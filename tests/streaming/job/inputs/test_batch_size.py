@@ -1,4 +1,4 @@
-"""How many records a batch may read, by what the batches before have read."""
+"""How many records a batch may read, by the records that the batches before have read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming.job.inputs.batch_size import BatchSize, first_size, record_bytes
 _MOST, _MB = 500_000, 1024 * 1024
 # 50,000 of these take a gigabyte.
 _LIMITS = LimitSettings(messages_per_trigger=_MOST, max_message_bytes=20_000)
-# What a batch takes without records, and for each small one, in s.
+# The duration of a batch without records, and the time that each small record adds, in s.
 _FIXED_S, _EACH_S = 1.0, 1e-5
 
 
@@ -57,7 +57,7 @@ def test_a_batch_of_a_backlog_of_large_messages_is_bounded_by_bytes() -> None:
 
 
 def test_batches_are_smaller_where_records_take_long() -> None:
-    """Not those where all batches take long: smaller ones would take in less, and fall further behind."""
+    """This does not apply where all batches take long: smaller ones would take in less, and fall further behind."""
     records = _after_backlog(_size(), 200, 1e-4)[-1]
     assert records == 50_000
     slow = BatchSize(_LIMITS, 128 * _MB)

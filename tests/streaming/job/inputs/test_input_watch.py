@@ -1,4 +1,4 @@
-"""What a batch has read, against the input topics that the job knows, on a real broker."""
+"""The input topics that a batch has read, against those that the job knows, on a real broker."""
 
 from __future__ import annotations
 

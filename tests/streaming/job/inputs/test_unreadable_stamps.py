@@ -1,4 +1,4 @@
-"""What the job says of records whose timestamps Spark cannot read."""
+"""How the job reports records with timestamps that Spark cannot read."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_a_lane_is_taken_over_until_a_forwarder_claims_something_in_it_again(
         assert topic.newest is not None
         assert topic.newest.owner == JOB
         assert (watch.taken_over, watch.is_forwarded) == ({_LANE: True, other: False}, False)
-        # The job's own claim is no forwarder's.
+        # The job's own claim does not count as a forwarder's.
         watch.wait(_batch(2, 3))
         assert watch.taken_over[_LANE]
         decides("pod-8", 4)
@@ -167,7 +167,7 @@ def test_a_start_keeps_no_claims_but_the_newest_of_each_lane(
         for end in range(1, 101):
             claim = claim.next("pod-8", {(_TOPIC, 0): end}, {}, {_TOPIC: _ID})
             known.append(weakref.ref(claim))
-            # The newest one, this one, and the one whose place it takes.
+            # The newest claim, this one, and the one that it replaces.
             assert sum(each() is not None for each in known) <= 3
             yield _LANE, claim
 

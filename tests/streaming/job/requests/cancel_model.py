@@ -1,4 +1,4 @@
-"""A model of cancels, replacements, names and schedules: what becomes of each message, without a table or an index."""
+"""A model of cancels, replacements, names and schedules: the fate of each message, without a table or an index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Occurrence = tuple[str, int, int, int]
 
 
 class Plan(NamedTuple):
-    """When a message comes again: its interval, how often at the most, and what comes of missed occurrences."""
+    """When a message comes again: its interval, the largest number of times, and the rule for missed occurrences."""
 
     every_ms: int
     most: int | None = None
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     def comes(self, number: int, due_ms: int, clock_ms: int) -> Iterator[tuple[int, int]]:
         """Yield each occurrence that comes from `number` on, which is due at `due_ms`, and when it is due.
 
-        What is due before the clock of the batch is missed.
+        An occurrence that is due before the clock of the batch is missed.
         """
         missed = list(takewhile(lambda at_ms: at_ms < clock_ms, count(due_ms, self.every_ms)))
         later = count(due_ms + len(missed) * self.every_ms, self.every_ms)
@@ -43,14 +43,14 @@ class Record(NamedTuple):
     - `due_ms`: when its message is due; None for a cancel. Epoch ms
     - `is_bad`: whether it goes to the dead-letter topic
     - `asked`: the message that it cancels or replaces by its id, or wants to be due at once
-    - `condition`: of what replaces another by its id: "waiting" or "always"
-    - `name`: of the message; or the one whose message it cancels
+    - `condition`: the condition of a replacement by id: "waiting" or "always"
+    - `name`: the name of the message, or of the message that it cancels
     - `keeps`: whether its input topic keeps the first message of a name, and does not replace it
     - `takes_time`: whether a message that replaces another one of its input topic is due when that one was
     - `published_ms`: when it was published. Epoch ms
     - `wants_answer`: whether a message with a name asks for an answer
     - `delivers`: whether it wants a message to be due at once
-    - `plan`: of a message that repeats
+    - `plan`: how the message repeats, if it does
     """
 
     id: MessageId
@@ -73,7 +73,7 @@ class Record(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a request: which message it is about, None if none; and of a replacement whether it is accepted.
+    """The answer to a request: the message that it is about, if any, and for a replacement whether it is accepted.
 
     `result` and `reason` are codes. `occurrence` is the last one that comes of a message that repeats.
     """
@@ -86,7 +86,7 @@ class Answer(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The message that has a name, its due time, and whether it keeps these: nobody has asked for it.
+    """The message that has a name, its due time, and whether it keeps both because no request has asked for it.
 
     Where messages keep names, later ones are dropped. Where they take due times over, the next one does.
     """
@@ -98,10 +98,10 @@ class Holder(NamedTuple):
 
 @dataclass
 class Model:
-    """All messages, each in one place, and what the names stand for.
+    """All messages, each in one place, and the holders of the names.
 
-    `waiting` and `handed_over` have due times, epoch ms. `recalled` are those of the cancelled that release processes
-    have taken back, and `delivered` those that a batch has made due at once. `plans` are those of messages that repeat,
+    `waiting` and `handed_over` have due times, epoch ms. `recalled` has the cancelled messages that release processes
+    have recalled, and `delivered` the messages that a batch has made due at once. `plans` has the messages that repeat,
     with the number of the occurrence that waits.
     """
 
@@ -115,7 +115,7 @@ class Model:
     plans: dict[MessageId, tuple[Plan, int]] = field(default_factory=dict)
 
     def release(self, now_ms: int) -> None:
-        """Let come out what is handed over and due by `now_ms`."""
+        """Let staged messages that are due by `now_ms` come out."""
         due = {each for each, due_ms in self.handed_over.items() if due_ms <= now_ms}
         self.out |= due
         for each in due:
@@ -124,10 +124,10 @@ class Model:
     def batch(
         self, records: Iterable[Record], read: set[MessageId], clock_ms: int, previous_ms: int, cutoff_ms: int
     ) -> dict[MessageId, Answer]:
-        """Take in a batch, and return the answer to each of its requests that is for sure to have one.
+        """Take in a batch, and return the answers that its requests certainly get, by request.
 
-        A message with a name has one if it asks for it, or if it takes the name over from a message which is handed
-        over. `read` are all messages that the job has read with this batch.
+        A message with a name gets one if it asks for it, or if it takes the name over from a staged message. `read` are
+        all messages that the job has read with this batch.
         """
         in_order = sorted(records, key=lambda record: record.id)
         self.out |= {record.id for record in in_order if record.is_bad}
@@ -140,7 +140,7 @@ class Model:
         first: dict[MessageId, MessageId] = {}
         delivering = {record.id for record in in_order if record.delivers}
         for request, about in asked.items():
-            # What repeats comes in its time.
+            # A message that repeats comes at its own time.
             if about in self.waiting and not (request in delivering and about in self.plans):
                 first.setdefault(about, request)
         waited = dict(self.waiting)
@@ -156,7 +156,7 @@ class Model:
         self.handed_over |= {
             about: min(waited[about], clock_ms + 1, cutoff_ms - 1) for about in first if about in self.delivered
         }
-        # What release processes take back for this batch, they do after it has decided.
+        # Release processes recall messages for this batch only after it has decided.
         known = frozenset(self.cancelled)
         answers = {
             each: Answer(holder, "kept", "name-kept", False)
@@ -196,7 +196,7 @@ class Model:
         return answers
 
     def _repeat(self, each: MessageId, due_ms: int, clock_ms: int, cutoff_ms: int) -> None:
-        """Hand over the occurrences of a message from the one on that is due at `due_ms`, and let the next one wait."""
+        """Stage the occurrences of a message from the one that is due at `due_ms`, and let the next one wait."""
         plan, first = self.plans[each]
         for number, at_ms in plan.comes(first, due_ms, clock_ms):
             due_ms = at_ms
@@ -211,9 +211,9 @@ class Model:
     def _asked(
         self, in_order: list[Record], clock_ms: int, previous_ms: int
     ) -> tuple[dict[MessageId, MessageId | None], dict[MessageId, MessageId], dict[MessageId, int]]:
-        """Return which message each record asks for, and which are dropped for the one that keeps their name.
+        """Return the message that each record asks for, the dropped messages, and the due times that are taken over.
 
-        And the due times that messages have taken over. Lets the messages have their names.
+        A dropped message comes with the message that keeps its name. Lets the messages have their names.
         """
         asked: dict[MessageId, MessageId | None] = {}
         dropped: dict[MessageId, MessageId] = {}
@@ -224,7 +224,7 @@ class Model:
         }
         self.names = names
         own = {record.id for record in in_order}
-        # Whoever asks in vain that a message which repeats be due has not asked for it.
+        # A deliver-now request for a message that repeats is in vain, and does not count as a request for it.
         by_id = {
             record.asked
             for record in in_order
@@ -241,7 +241,7 @@ class Model:
                 holder = names.get(record.name)
                 if record.keeps and holder is not None and holder.keeps:
                     # A message of the batch may have come out before, if its checkpoint was lost. Another one waits if
-                    # it is not handed over.
+                    # it is not staged.
                     since_ms = record.published_ms if holder.id in own else min(previous_ms, record.published_ms)
                     if holder.due_ms >= since_ms or (holder.id in own and holder.id in self.plans):
                         dropped[record.id] = holder.id
@@ -252,7 +252,7 @@ class Model:
                 if record.due_ms is not None:
                     keeps = (record.keeps or record.takes_time) and record.id not in by_id
                     due_ms = record.due_ms
-                    # Once it is handed over, it keeps its due time until then, as it would keep its name.
+                    # Once it is staged, it keeps its due time until then, as it would keep its name.
                     waits = holder is not None and (holder.id in own or holder.due_ms >= previous_ms)
                     gives = holder is not None and holder.keeps and (waits or holder.due_ms >= record.published_ms)
                     if record.takes_time and keeps and holder is not None and gives:
@@ -268,7 +268,7 @@ class Model:
         first: dict[MessageId, MessageId],
         dropped: dict[MessageId, MessageId],
     ) -> set[MessageId]:
-        """Return what is accepted of what may be refused: of replacements that hang on each other from the first on."""
+        """Return the accepted messages among those that may be refused. In a chain, each depends on the one before."""
         replacing = {each: record for each, record in messages.items() if record.condition or record.name}
         accepted = {each for each, record in replacing.items() if record.condition != "waiting"} - dropped.keys()
         while more := {
@@ -292,9 +292,9 @@ class Model:
         return "no-input-topic" if about[0] == "other" else "not-read"
 
     def _recall(self, about: MessageId | None, sent: set[MessageId], delivers: bool) -> tuple[str, str]:
-        """Return what the release processes answer to a request for a message that does not wait.
+        """Return the answer of the release processes to a request for a message that does not wait.
 
-        `sent` are those that they have released at once for this batch.
+        `sent` are the messages that they have released at once for this batch.
         """
         if about in self.handed_over:
             del self.handed_over[about]

@@ -1,4 +1,4 @@
-"""What stands in for brokers where the decision about cancels and names is tested without one."""
+"""Stand-ins for brokers, for tests of the decision about cancels and names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.streaming.job.requests.desk_bench import BATCH, TOPIC, span
 
 @pytest.fixture
 def known_from(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
-    """Below which offsets messages are old."""
+    """The offsets below which messages are old."""
     own = {(TOPIC, 0): 0}
     monkeypatch.setattr(RecalledMessages, "known_from", own)
     return own
@@ -22,7 +22,7 @@ def known_from(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
 
 @pytest.fixture
 def markers(monkeypatch: pytest.MonkeyPatch) -> list[Progress | None]:
-    """The last marker of each of two shards: the other one has handed over nothing for long."""
+    """The last marker of each of two shards. The second one has staged nothing for long."""
     own: list[Progress | None] = [Progress(span(previous_ms=700)), Progress(span(BATCH - 1, 600))]
     monkeypatch.setattr("streaming.job.requests.desk.read_markers", lambda _: own)
     return own
@@ -30,7 +30,7 @@ def markers(monkeypatch: pytest.MonkeyPatch) -> list[Progress | None]:
 
 @pytest.fixture
 def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
-    """What release processes have recalled: it has a test of its own, with a broker."""
+    """The messages that release processes have recalled. Their reader has a test of its own, with a broker."""
     ids: list[MessageId] = []
     monkeypatch.setattr(RecalledMessages, "read", lambda *_: None)
     monkeypatch.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_id(wanted) & set(ids)))

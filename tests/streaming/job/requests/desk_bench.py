@@ -1,4 +1,4 @@
-"""What tests of the decision about cancels and names share: a batch, what it reads, and what it decides."""
+"""Shared parts of the tests of the decision about cancels and names: a batch, its input, and its decision."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataF
 
 
 def asked_rows(requests: pa.Table) -> list[dict[str, Any]]:
-    """Return the state stage's rows for `requests` (`ASKED_SCHEMA`): two shards pass them on, one had what is found."""
+    """Return state stage rows for `requests` (`ASKED_SCHEMA`). Two shards pass them on. One had the found ones."""
     found = requests.filter(pc.is_valid(requests.column("found_due_ms"))).select([*ID, "found_due_ms"])
     found = found.append_column(KIND, pa.repeat(pa.scalar(MESSAGE, KIND.type), found.num_rows))
     own, half = requests.select(REQUEST_SCHEMA.names), requests.num_rows // 2
@@ -86,10 +86,10 @@ def asked_rows(requests: pa.Table) -> list[dict[str, Any]]:
 
 
 def hash_of(name: str) -> bytes:
-    """Return what stands for a short name. It ends with zero bytes, as a hash may."""
+    """Return a stand-in for the hash of a short name. It ends with zero bytes, as a hash may."""
     return name.encode().ljust(HASH_BYTES, b"\0")
 
 
 def name_of(hash_: bytes) -> str:
-    """Return the name that `hash_of` has the hash of."""
+    """Return the name with the hash `hash_`."""
     return hash_.rstrip(b"\0").decode()

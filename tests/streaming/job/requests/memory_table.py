@@ -60,7 +60,7 @@ class Rows:
     def mapInArrow(
         self, function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
     ) -> Rows:
-        """Return what `function` makes of the rows."""
+        """Return the result of `function` for the rows."""
         made = list(function(iter(self.table.to_batches())))
         own = made[0].schema if made else to_arrow_schema(schema)
         return Rows(pa.Table.from_batches(made, own))

@@ -18,7 +18,7 @@ from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.search import NOTHING_WAITS
 from tests.messages import cancelled
 
-# When messages are due that are made due at once, epoch ms.
+# The new due time of messages that are made due at once, epoch ms.
 NOW_MS = 1_000
 
 
@@ -83,7 +83,7 @@ def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
     assert each_of(decision.left_out) == {place(101), place(103)}
     assert offsets(decision.cancelled) == [101, 103]
     assert decided([], [], [second]).cancelled.to_pylist() == cancelled([(*place(101), 5, 5)]).to_pylist()
-    # Nor is what is dropped made due, whoever wants that.
+    # A dropped message is not made due either, whatever other requests want.
     assert not decided([plain(101, 200, delivers=True)], [101], [second]).moves.num_rows
 
 
@@ -109,7 +109,7 @@ def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted
     requests.append(Request(place(120), place(5), ALWAYS, 5, b"by name"))
     expected = {place(1): place(100), place(3): place(102), place(100): place(104)}
     assert decided(requests[::-1], [1, 2, 3, 5, 100]).replaced == expected
-    # As they were decided, so they are when all of them are read again after their batch was lost.
+    # They are decided in the same way when all of them are read again after their batch was lost.
     again = [request for request in requests if request.id in expected.values()]
     assert not decided(again, [], replaced_before=expected).left_out
     assert each_of(decided(again, []).left_out) == {place(100), place(104)}

@@ -1,7 +1,7 @@
 """Whole batches of requests against a model: each message either comes out or is cancelled, and all answers agree.
 
-Records become messages and asks as in the job, go through the state stage, and the desk decides. What it decides is
-stored, handed over and released here. The table is one in memory, and in the thorough test the real one.
+Records become messages and requests as in the job, go through the state stage, and the desk decides. Its decision is
+stored, staged and released here. The table is in memory, and in the thorough test it is the real one.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from tests.streaming.job.requests.cancel_model import Answer, Model, Occurrence,
 from tests.streaming.job.requests.memory_table import MemoryTable
 
 TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
-# Of the messages of one name, the first stays.
+# The first message of a name stays.
 KEEPING = "delayline-keeping"
-# The newest one comes out, when the first one was due.
+# The newest message of a name comes out, at the due time of the first one.
 TIMED = "delayline-timed"
-# Each step says which of them it is.
+# Each step says which of these modes it has.
 CHANGING = "delayline-changing"
 TOPICS = {"keep": KEEPING, "timed": TIMED, "changing": CHANGING}
 HORIZON_MS = 1_000
-# In place of a reason, until the release processes have answered.
+# Takes the place of a reason until the release processes have answered.
 DELIVERS = "delivers"
-# Small buckets and segments, so that most of what waits is sealed.
+# Small buckets and segments, so that most waiting messages are sealed.
 BATCH_SETTINGS = some_batch_settings(
     bucket_max_messages=2,
     segment_max_messages=3,
@@ -87,11 +87,11 @@ class Step(NamedTuple):
     """A batch: so long after the one before, with records, some of them in overflow groups; and what happens then.
 
     A record is its kind, its input partition, the delay of its message, the number of the record that it asks for, and
-    a name. The number counts back from the last message, of this batch too, and then from the last record that is none.
-    The first word of a kind may be one of `TOPICS`; one that ends with "late" is published after the clock of its
-    batch. A message of a kind with "repeats" comes again, so many times as the number that counts back says, or without
-    end if that is 0. What comes of missed occurrences is the last word. `mode` is the mode of `CHANGING`. Where that
-    is `KEEP_TIME`, nothing repeats.
+    a name. The number counts back from the last message, of this batch too, and then from the last record that is not a
+    message. The first word of a kind may be one of `TOPICS`. A record with a kind that ends with "late" is published
+    after the clock of its batch. A message of a kind with "repeats" comes again. The number that counts back says how
+    often, and 0 stands for no end. The last word is the rule for missed occurrences. `mode` is the mode of `CHANGING`.
+    Where that is `KEEP_TIME`, nothing repeats.
     """
 
     after_ms: int
@@ -107,7 +107,7 @@ class Step(NamedTuple):
         return Plan(_EVERY_MS, back or None, kind.rpartition(" ")[2])
 
     def mode_of(self, topic: str) -> str:
-        """Return which of several messages of a name waits, of an input topic."""
+        """Return the mode of an input topic: which of several messages of a name waits."""
         return {KEEPING: KEEP, TIMED: KEEP_TIME, CHANGING: self.mode}.get(topic, REPLACE)
 
     @property
@@ -149,8 +149,8 @@ _STEPS = st.lists(
     min_size=2,
     max_size=7,
 )
-# What random steps hit seldom: what is sealed is cancelled, and replaced twice at once; and a name is taken over twice
-# at once, by messages that are due.
+# Cases that random steps seldom hit: a sealed message is cancelled, and replaced twice at once. A name is taken over
+# twice at once, by messages that are due.
 _EXAMPLE = [
     Step(0, [("message", 0, 60_000, 0, "a")] * 6, False, ""),
     Step(
@@ -162,8 +162,8 @@ _EXAMPLE = [
     Step(300, [("named", 0, 0, 0, "a"), ("named", 0, 0, 0, "a"), ("named", 1, 4_000, 0, "b")], True, "started again"),
     Step(300, [("cancel-name", 1, 0, 0, "b"), ("cancel", 0, 0, 3, "a")], False, "killed before it is stored"),
 ]
-# What is sealed keeps its name, and so does what is handed over; and then somebody asks for these: in the batch of the
-# next of their name, and in one before.
+# Sealed and staged messages keep their names. Then requests ask for these messages: in the batch of the next message of
+# their name, and in one before.
 _KEEPING = [
     Step(
         0,
@@ -179,8 +179,8 @@ _KEEPING = [
     Step(0, [("keep", 0, 4_000, 0, "b"), ("waiting", 0, 4_000, 0, "b"), ("keep", 0, 0, 0, "a")], False, ""),
     Step(5_000, [("keep", 0, 0, 0, "b"), ("keep late", 0, 0, 0, "b")], False, ""),
 ]
-# What waits in a bucket, in the table, in an overflow group, under a name, and is handed over, is made due at once; and
-# is asked for again, in the same batch and in the next one.
+# Messages that wait in a bucket, in the table, in an overflow group or under a name, and staged messages, are made due
+# at once. They are asked for again, in the same batch and in the next one.
 _DELIVERED = [
     Step(
         0,
@@ -201,8 +201,8 @@ _DELIVERED = [
     Step(300, [("cancel-name", 1, 0, 0, "a"), ("cancel", 1, 0, 2, "a"), ("waiting", 1, 4_000, 3, "a")], False, ""),
     Step(2_000, [("deliver", 1, 0, 0, "a"), ("waiting", 1, 4_000, 0, "a"), ("deliver", 1, 0, 0, "a")], False, ""),
 ]
-# The same of what keeps its name, of what another checkpoint has left, in a replay of its first batch, of dead letters,
-# of what is recalled, and of what is replaced or cancelled in the same batch.
+# The same for messages that keep their names, that another checkpoint has left, in a replay of its first batch, for
+# dead letters, for recalled messages, and for messages that are replaced or cancelled in the same batch.
 _DELIVERED_LATER = [
     Step(
         0,
@@ -222,8 +222,8 @@ _DELIVERED_LATER = [
     Step(300, [("waiting", 0, 60_000, 2, ""), *(("deliver", 0, 0, back, "") for back in (0, 1, 9))], False, ""),
     Step(5_000, [("deliver", 0, 0, 0, ""), ("cancel", 0, 0, 1, ""), ("named", 0, 4_000, 0, "b")], False, "rescaled"),
 ]
-# What repeats is cancelled, replaced and asked for in the batch that reads it, after some occurrences, after the last
-# one and in an overflow group; also by its name, which it keeps; and nothing is due at once.
+# A message that repeats is cancelled, replaced and asked for in the batch that reads it, after some occurrences, after
+# the last one and in an overflow group. The same is done by its name, which it keeps. It is never due at once.
 _REPEATING = [
     Step(
         0,
@@ -246,8 +246,9 @@ _REPEATING = [
     Step(5_000, [("cancel-name", 0, 0, 0, "a"), ("keep cancel-name", 0, 0, 0, "a"), ("cancel", 1, 0, 0, "")], True, ""),
     Step(5_000, [("deliver", 0, 0, 0, ""), ("keep repeats one", 0, 700, 1, "a"), ("keep", 0, 700, 0, "a")], False, ""),
 ]
-# What takes over a due time: of what is sealed, of what is handed over, and of a message of its batch; sooner and later
-# than its own; from the third message on; and not after a request for the one before, nor once that is due.
+# A due time is taken over from a sealed message, from a staged one, and from a message of the same batch. It is sooner
+# or later than the message's own due time, also from the third message on. It is not taken over after a request for the
+# message before, nor once that message is due.
 _TIMED = [
     Step(
         0,
@@ -267,8 +268,9 @@ _TIMED = [
     Step(5_000, [("timed", 0, 700, 0, "b"), ("timed late", 0, 1_500, 0, "b")], False, ""),
     Step(5_000, [("timed", 0, 0, 0, "a"), ("timed", 0, 1_500, 0, "a"), ("timed asks", 0, 0, 0, "b")], False, ""),
 ]
-# What repeats keeps its name from others when somebody asks in vain that it be due: in its batch, and later, when it is
-# in the table; until somebody else asks. And after its last occurrence, what it had the name from does not come back.
+# A message that repeats keeps its name from others when a request in vain asks for it to be due: in its batch, and
+# later, when it is in the table. It does so until the next request. After its last occurrence, the message that had the
+# name before does not come back.
 _KEEPING_ON = [
     Step(0, [("keep", 0, 60_000, 0, "b"), ("keep repeats one", 0, 700, 0, "a"), ("deliver", 0, 0, 0, "")], False, ""),
     Step(
@@ -283,8 +285,8 @@ _KEEPING_ON = [
     Step(300, [("keep asks", 0, 60_000, 0, "b")], False, ""),
     Step(300, [("deliver", 0, 0, 6, ""), ("cancel", 1, 0, 6, ""), ("keep asks", 0, 700, 0, "a")], False, ""),
 ]
-# Each mode after each other one: what repeats gives the due time of the occurrence that waits, once, if it was accepted
-# to keep its name; what has taken a due time over keeps its name.
+# Each mode after each other one. A message that repeats gives the due time of the occurrence that waits, once, if it
+# was accepted to keep its name. A message that has taken a due time over keeps its name.
 _CHANGED = [
     Step(0, [("changing repeats one", 0, 700, 0, "a"), ("changing", 0, 60_000, 0, "b")], False, "", KEEP),
     Step(5_000, [("changing repeats one", 0, 700, 0, "b")], False, "", KEEP),
@@ -300,7 +302,7 @@ _CHANGED = [
     Step(300, [("changing asks", 0, 60_000, 0, "a"), ("changing", 0, 1_500, 0, "b")], False, "rescaled", KEEP_TIME),
     Step(300, [("changing asks", 0, 700, 0, "a"), ("changing asks", 0, 700, 0, "b")], False, "names joined"),
     Step(0, [("changing repeats one", 0, 700, 1, "a"), ("changing repeats one", 0, 0, 1, "b")], False, "", KEEP),
-    # The last occurrences are handed over.
+    # The last occurrences are staged.
     Step(300, [("changing", 0, 0, 0, "a"), ("changing asks", 0, 60_000, 0, "b")], False, "", KEEP_TIME),
 ]
 
@@ -335,9 +337,9 @@ class State:
 
 @dataclass
 class Service:
-    """Takes batches in as the job does, on a `table`, and releases what they hand over.
+    """Takes batches in as the job does, on a `table`, and releases the messages that they stage.
 
-    `ready` are messages that are handed over, with their due times, and `came_out` what is released, in order.
+    `ready` are the staged messages, with their due times, and `came_out` the released ones, in order.
     """
 
     table: Any
@@ -349,14 +351,14 @@ class Service:
     came_out: list[MessageId | Occurrence] = field(default_factory=list)
 
     def release(self, now_ms: int) -> None:
-        """Let come out what is due by `now_ms`."""
+        """Let messages that are due by `now_ms` come out."""
         due = [each for each, due_ms in self.ready.items() if due_ms <= now_ms]
         self.came_out += due
         for each in due:
             del self.ready[each]
 
     def batch(self, span: BatchSpan, clock_ms: int, arrivals: Accepted, step: Step) -> dict[MessageId, Answer]:
-        """Run a batch, perhaps twice, and return what is answered."""
+        """Run a batch, perhaps twice, and return its answers."""
         output, self.buckets = self._state_stage(span, clock_ms, arrivals, step.overflows)
         decision = self._decide(output, span, clock_ms)
         moved = self._moved(output, decision, span)
@@ -377,11 +379,11 @@ class Service:
             self._end()
         if step.then == "names joined":
             self.table.join_names(min(clock_ms, span.cutoff_ms))
-        # After the batch has read what they have answered before.
+        # The batch has read the earlier answers of the release processes before.
         return self._answered(answers)
 
     def rescale(self, bucket: int) -> None:
-        """Seal what the state has as `bucket`, as another checkpoint finds it."""
+        """Seal the contents of the state as `bucket`, as another checkpoint finds them."""
         self._end()
         rows: list[dict[str, Any]] = []
         for shard, chunk in enumerate(self.buckets):
@@ -420,7 +422,7 @@ class Service:
         self.desk = self.desk or RequestDesk(self.table, Settings())
         rows: list[Any] = output.to_pylist()
         frame: Any = self.table.frame(output)
-        # In a replay, the batch may have stored what follows.
+        # In a replay, the batch may have stored the following occurrences.
         before = [messages for bucket, messages in self.sealed.items() if bucket < span.bucket]
         may_repeat = any(repeats(messages).any() for messages in before)
         return self.desk.decide(frame, rows, span, clock_ms, may_repeat=may_repeat)
@@ -465,7 +467,7 @@ class Service:
             self.table.append(rows, span.origin.checkpoint, span.batch_id)
 
     def _sealed(self, output: pa.Table, bucket: int) -> pa.Table:
-        """Return the rows to store of what is sealed as `bucket`."""
+        """Return the rows to store of the messages that are sealed as `bucket`."""
         of_kind = output.filter(pc.equal(output.column("kind"), SEALED))
         chunks = [decode_chunk(chunk) for chunk in of_kind.column("chunk").to_pylist()]
         if chunks:
@@ -477,7 +479,7 @@ class Service:
     def _hand_over(
         self, output: pa.Table, decision: Decision, span: BatchSpan
     ) -> tuple[dict[MessageId, Answer], list[pa.Table]]:
-        """Hand over what is due, and return the answers, and those messages that repeat."""
+        """Stage the due messages, and return the answers, and those messages that repeat."""
         due = [decode_chunk(row["chunk"]) for row in output.to_pylist() if row["kind"] == DUE]
         answers: dict[MessageId, Answer] = {}
         repeating: list[pa.Table] = []
@@ -510,7 +512,7 @@ class Service:
         return answers, repeating
 
     def _answered(self, answers: dict[MessageId, Answer]) -> dict[MessageId, Answer]:
-        """Return `answers`, with those of the release processes to what was handed over to them."""
+        """Return `answers`, with the release processes' answers to the requests that were staged for them."""
         sent: set[MessageId] = set()
         for request, answer in sorted(answers.items()):
             if "/" in answer.result:
@@ -519,7 +521,7 @@ class Service:
         return answers
 
     def _occur(self, messages: list[pa.Table], span: BatchSpan, clock_ms: int) -> pa.Table:
-        """Hand over occurrences of messages that repeat, and store those that follow. Return their names."""
+        """Stage occurrences of messages that repeat, and store those that follow. Return their names."""
         rows: list[dict[str, Any]] = []
         span = replace(span, clock_ms=clock_ms, missed_before_ms=clock_ms)
         for shard, own in by_shard(pa.concat_tables([empty_messages(), *messages]), SHARDS):
@@ -539,7 +541,7 @@ class Service:
         return named
 
     def _recall(self, asked: MessageId, delivers: bool, sent: set[MessageId]) -> tuple[str, str]:
-        """Do what the release processes do, and return what they answer. `sent` is what they make due at once."""
+        """Do as the release processes do, and return their answer. `sent` are messages that they make due at once."""
         if self.ready.pop(asked, None) is not None:
             if delivers:
                 self.came_out.append(asked)
@@ -593,7 +595,7 @@ def _comparable(decision: Decision) -> list[Any]:
 
 
 class Run:
-    """Steps of the service, and of the model beside it."""
+    """Runs each step in the service and in the model."""
 
     def __init__(self, table: Any, recalled: list[MessageId]) -> None:
         self.service, self.model = Service(table, recalled), Model()
@@ -601,7 +603,7 @@ class Run:
         self._origin, self._batch_id = CheckpointOrigin(CHECKPOINT, 1, SHARDS), 0
         self._ends = {(topic, partition): 0 for topic in (TOPIC, *TOPICS.values()) for partition in (0, 1)}
         self._published: list[MessageId] = []
-        # Of these, the messages, and the rest.
+        # The published records that are messages, and the other ones.
         self._targets: list[MessageId] = []
         self._others: list[MessageId] = []
         self._requests: dict[MessageId, Answer] = {}
@@ -623,7 +625,7 @@ class Run:
         arrivals = accept(records(raw), step.settings, self._clock_ms)
         answers = self.service.batch(span, self._clock_ms, arrivals, step)
         expected = self.model.batch(published, set(self._published), self._clock_ms, previous_ms, self._cutoff_ms)
-        # Who takes over a name may be told what the release processes have answered before.
+        # A message that takes over a name may get the answer that release processes have given before.
         more = {request: answers[request] for request in answers.keys() - expected.keys()}
         assert all(each.result == "cancelled" and each.about in self.model.recalled for each in more.values()), more
         by_name = {record.id for record in published if record.name is not None and record.due_ms is not None}
@@ -698,7 +700,7 @@ class Run:
         self, kind: str, own: MessageId, published_ms: int, delay_ms: int, asked: MessageId, name: str
     ) -> tuple[Record, list[tuple[str, bytes]]]:
         text, due_ms = "/".join(map(str, asked)).encode(), published_ms + delay_ms
-        # A name is one of its topic.
+        # Each topic has its own names.
         of_topic = own[0] + name
         if kind == "cancel":
             return Record(own, asked=asked), [("delayline-cancel", text)]
@@ -711,7 +713,7 @@ class Run:
             marks = [(NAME_HEADER, name.encode()), *([(ANSWER_HEADER, b"true")] if requests else [])]
             return Record(own, due_ms, name=of_topic, published_ms=published_ms, wants_answer=requests), marks
         if kind in ("waiting", "always"):
-            # What is no earlier message of its partition, the record itself cannot replace.
+            # A record cannot replace itself or a later message of its partition.
             is_bad = asked[:2] == own[:2] and asked[2] >= own[2]
             marks = [("delayline-replaces", text), ("delayline-if", kind.encode())]
             return Record(own, due_ms, is_bad, asked, kind), marks
@@ -732,7 +734,7 @@ def _offsets(ends: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def nothing_but_the_table() -> Iterator[list[MessageId]]:
-    """Let the desk need no broker, and yield the list of what release processes have cancelled."""
+    """Let the desk need no broker, and yield the list of messages that release processes have cancelled."""
     recalled: list[MessageId] = []
     with pytest.MonkeyPatch.context() as patched:
         # No message is old.
@@ -753,9 +755,9 @@ def run_all(table: Any, steps: Iterable[Step]) -> None:
 
 
 def cancelled_until(table: Any, bucket: int) -> dict[MessageId, list[tuple[int, int, int]]]:
-    """Return what batches up to that of `bucket` have cancelled in buckets.
+    """Return the messages that batches up to the batch of `bucket` have cancelled in buckets.
 
-    Of each, the first and the last due time (epoch ms) that it may have, and the bucket of the batch.
+    Each message comes with the first and the last due time (epoch ms) that it may have, and the bucket of the batch.
     """
     found: dict[MessageId, list[tuple[int, int, int]]] = {}
     for ids in table.ids_before(IdRows.CANCELLED, bucket + 1):

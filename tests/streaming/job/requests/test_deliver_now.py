@@ -1,4 +1,4 @@
-"""Requests that messages be due at once, which wait in a real table of sealed buckets: what is decided and moved."""
+"""Deliver-now requests for messages in a real table of sealed buckets: the decisions and the moved messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.streaming.sealed import seal_messages
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
 TOPIC, CLOCK_MS, PREVIOUS_MS, CUTOFF_MS = "delayline-in", 400, 1_000, 1_500
-# The bucket of what a rebuild has sealed, and that of the first batch.
+# The bucket that a rebuild has sealed, and the bucket of the first batch.
 OVERDUE, FIRST = 4, 5
 
 
@@ -63,7 +63,7 @@ def store_ids(store: BucketTable, number: int, offset: int, due_ms: int, success
 
 
 def asked(store: BucketTable, requests: Sequence[dict[str, Any]]) -> DataFrame:
-    """Return what the state stage gives for `requests` (`REQUEST_SCHEMA`)."""
+    """Return the output of the state stage for `requests` (`REQUEST_SCHEMA`)."""
     empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0)
     row = {"kind": ASKED, "part": "", "by_topic": "{}", "accepted": "{}", "topic": "",
            "chunk": encode_chunk(pa.Table.from_pylist(requests, schema=REQUEST_SCHEMA))}  # fmt: skip
@@ -73,7 +73,7 @@ def asked(store: BucketTable, requests: Sequence[dict[str, Any]]) -> DataFrame:
 def decide(
     store: BucketTable, batch_id: int, delivers: Sequence[int], cancels: Sequence[int] = (), may_repeat: bool = False
 ) -> tuple[dict[int, str], list[tuple[int, int, int]]]:
-    """Return the reason for each offset, and offset, due time and kind of what becomes due. Cancels come last."""
+    """Return the reason for each offset, and offset, due time and kind of the moved messages. Cancels come last."""
     requests = [
         dict(zip(REQUEST_SCHEMA.names[:6], (TOPIC, 0, offset, "asks", 1, at), strict=True))
         | {"delivers": at < len(delivers)}
@@ -116,7 +116,7 @@ def test_what_a_lost_batch_has_made_due_comes_out_with_the_first_batch_whoever_a
     seal(store, OVERDUE, (1, CLOCK_MS - 100, DUE_NOW))
     assert decide(store, 0, [2], cancels=[1]) == ({1: "released", 2: "made-due"}, [(2, 401, DUE_NOW)])
     assert decide(store, 0, [1]) == ({1: "made-due"}, [])
-    # It is handed over by then.
+    # It is staged by then.
     assert decide(store, 1, [1]) == ({1: "made-due"}, [])
     assert decide(store, 1, [], cancels=[1]) == ({1: "released"}, [])
 
@@ -128,7 +128,7 @@ def test_of_a_topic_that_was_made_anew_a_rescale_leaves_another_message_than_the
     seal(store, 1, (1, 90_000), (2, 90_000))
     for offset in (1, 2):
         store_ids(store, 1 + offset, offset, 90_000, CLOCK_MS - 100)
-    # What was in the state has the number of the bucket before the first, and the kind of a message.
+    # Messages that were in the state have the number of the bucket before the first, and the kind of a message.
     seal(store, OVERDUE, (1, 95_000), (2, 96_000))
     answers, moved = decide(store, batch_id, [1], cancels=[2])
     assert answers == {1: "made-due", 2: "withdrawn"}
@@ -143,7 +143,7 @@ def test_of_a_topic_that_was_made_anew_the_message_that_waits_comes_out_and_the_
     seal(store, 7, (1, 7_000), (3, 8_000), (3, 9_000))
     answers, moved = decide(store, 9, [1, 3])
     assert answers == {1: "made-due", 3: "made-due"}
-    # Two that wait have one id: both are asked for.
+    # Two messages that wait have one id: both are made due.
     assert moved == [(1, 401, DUE_NOW), (3, 401, DUE_NOW), (3, 401, DUE_NOW)]
 
 
@@ -153,7 +153,7 @@ def test_no_chunk_is_read_between_those_that_have_the_messages(store: BucketTabl
     places = store.locate({(TOPIC, 0): pa.array([1, 17]).to_numpy()}, 9, 0, version)
     chunks = store.chunks_at(places, version).collect()
     assert sorted(row["deliver_at_ms"] for row in chunks) == [5_000, 21_000]
-    # All other chunks have none of them.
+    # No other chunk has one of them.
     offsets = [decode_chunk(bytes(row["chunk"])).column("offset").to_pylist() for row in chunks]
     assert sorted(offsets) == [[0, 1, 2, 3], [16, 17, 18, 19]]
 

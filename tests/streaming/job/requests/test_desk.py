@@ -54,7 +54,7 @@ from tests.streaming.sealed import cancelled_in
 
 pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
 
-# What a shard's own group and an overflow group of it say that they keep.
+# The counts of kept messages that a shard's own group and its overflow group report.
 OVERFLOW: list[dict[str, Any]] = [{"kind": KEPT, "shard": 1, "count": 3}, {"kind": KEPT, "shard": 1}]
 # When the messages are due that the state stage has taken out.
 FOUND_MS = 80_000
@@ -72,7 +72,7 @@ def _content(answer: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
-    """Store what the batch of bucket `number` cancels."""
+    """Store the messages that the batch of bucket `number` cancels."""
     table = cancelled_table((*each.id, *each[1:]) for each in cancelled)
     rows = store.spark.createDataFrame(cancelled_rows(table, number))
     store.append(rows, "checkpoint", number)
@@ -93,14 +93,14 @@ def _due_ms(is_found: bool) -> int | None:
 
 
 def ask_row(asked: MessageId, own: MessageId) -> dict[str, Any]:
-    """Return the row of `ASKED_SCHEMA` for a request; what is missing is null."""
+    """Return the row of `ASKED_SCHEMA` for a request. Missing values are null."""
     return dict(zip(ASKED_SCHEMA.names[:6], (*asked, *own), strict=True)) | {"delivers": False}
 
 
 def decide(
     store: BucketTable, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
 ) -> tuple[dict[int | str, str], list[CancelledId]]:
-    """Return the result for each offset, or whole id, and what is cancelled."""
+    """Return the result for each offset, or whole id, and the cancelled messages."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
     requests = [
         {**ask_row(each, ("asks", 1, at)), "found_due_ms": _due_ms(each[2] in found)} for at, each in enumerate(ids)
@@ -123,7 +123,7 @@ def replace(
     rows: Iterable[dict[str, Any]] = (),
     of: BatchSpan | None = None,
 ) -> tuple[list[tuple[str, bool]], Decision]:
-    """Return result and acceptance for each replacement, given as its offset, that which it replaces, and condition."""
+    """Return result and acceptance for each replacement, given as its offset, the replaced offset, and condition."""
     requests = [
         ask_row((TOPIC, 0, old), (TOPIC, 0, own))
         | {"condition": condition, "deliver_at_ms": 70_000, "found_due_ms": _due_ms(old in found)}
@@ -175,7 +175,7 @@ def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time
 def test_what_has_the_id_of_an_earlier_message_that_was_cancelled_is_looked_for(store: BucketTable) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     cancel(store, 4, *(CancelledId((TOPIC, 0, each), due, due) for each, due in ((1, 5_000), (2, 6_000), (7, 900))))
-    # The input topic was made anew.
+    # The input topic was created again.
     seal(store, 5, _1=7_000)
     chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}]))
     results, cancelled = decide(store, 1, 2, 7, rows=[{"kind": SEALED, "segment": 1 << 20, "chunk": chunk}, *OVERFLOW])
@@ -247,7 +247,7 @@ def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
     # The batch of the newest marker may not be over.
     assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
     assert desk.forgettable(650) == Forgettable(650, BATCH, {(TOPIC, 0): 5})
-    # A checkpoint that has not handed over anything.
+    # A checkpoint that has staged nothing.
     markers[:] = [Progress(BatchSpan(CheckpointOrigin("d", 2, 1)))]
     assert RequestDesk(no_store, Settings()).forgettable(900).due_before_ms == 0
     markers[:] = [None, None]
@@ -302,7 +302,7 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
         ("cancelled", True),
         ("cancelled", False),
         ("unknown", False),
-        # It may be taken back.
+        # It may be recalled.
         ("undecided", True),
         ("cancelled", True),
         ("unknown", False),
@@ -323,7 +323,7 @@ def test_a_replacement_that_a_lost_batch_had_accepted_is_accepted_when_it_is_rea
     assert decision.replaced == {(TOPIC, 0, 1): (TOPIC, 0, 50), (TOPIC, 0, 2): (TOPIC, 0, 51)}
     rows = cancelled_rows(decision.cancelled, BATCH, decision.replaced)
     store.append(store.spark.createDataFrame(rows), "checkpoint", BATCH)
-    # The job is lost before it hands anything over, and the first batch after a rebuild reads the same records.
+    # The job is lost before it stages anything, and the first batch after a rebuild reads the same records.
     again = span(0, 0, first_bucket=BATCH + 1, cutoff_ms=PREVIOUS_MS)
     answers, decision = replace(store, (50, 1, "waiting"), (51, 2, "waiting"), (53, 2, "waiting"), of=again)
     assert answers == [("cancelled", True), ("cancelled", True), ("cancelled", False)]
@@ -389,7 +389,7 @@ def test_what_is_old_is_forgotten_each_minute_beside_a_batch(
     for number, after_s, count in ((1, 0, 1), (2, 59, 1), (3, 61, 2), (4, 122, 3)):
         monkeypatch.setattr("streaming.job.requests.desk.time.monotonic", lambda after_s=after_s: now_s + after_s)
         desk.stored(Decision(), span(BATCH + number), CLOCK_MS)
-        # A batch that is asked for something waits for what is noted.
+        # A batch with requests waits until the decision is noted.
         assert not desk.decide(frame, rows, span(BATCH + number + 1), CLOCK_MS).cancelled.num_rows
         assert told == [(PREVIOUS_MS, CLOCK_MS)] * count
     desk.close()
@@ -410,7 +410,7 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
     monkeypatch.setattr(BucketTable, "ids_before", slowly)
     desk = RequestDesk(store, Settings(), is_expected=True)
     desk.stored(Decision(), span(), CLOCK_MS)
-    # No batch waits for it that nobody asks for anything.
+    # A batch without requests does not wait for it.
     desk.before_batch()
     desk.stored(desk.decide(*output_of(store, []), span(BATCH + 1), CLOCK_MS), span(BATCH + 1), CLOCK_MS)
     desk.before_batch()

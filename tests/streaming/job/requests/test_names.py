@@ -1,4 +1,4 @@
-"""Looking names up, and what a batch decides about them, on a real table of sealed buckets."""
+"""Looking names up, and the decisions of a batch about them, on a real table of sealed buckets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
 
 # Due far after the cutoff, unless a test says otherwise.
 FAR_MS = 70_000
-# A clock that is behind the due times of what an outage has kept.
+# A clock that is behind the due times of messages that an outage has kept.
 AFTER_OUTAGE_MS = 50_000
 # A request by a name: the offset of its record, the name, and when its message is due; None: it is a cancel.
 Given = tuple[int, str, int | None]
@@ -87,9 +87,9 @@ def decide(
 ) -> tuple[dict[int, Any], Decision]:
     """Return the answer to each request that gets one, and the decision. A request that goes on has its new key.
 
-    The messages `found` are asked for by their ids as well, and the state stage has taken them out; those `not_found`
-    too, and it had none of them. What decides is `desk`, or one that knows nothing but the table. `terms` are those of
-    `requests_for`.
+    The messages `found` are asked for by their ids as well, and the state stage has taken them out. The messages
+    `not_found` are asked for too, but it had none of them. `desk` decides, or by default a new one that knows only the
+    table. `terms` are passed to `requests_for`.
     """
     by_id = [(*place(offset), "asks", 1, offset, *[None] * 5, False, False) for offset in (*found, *not_found)]
     requests = [dict(zip(REQUEST_SCHEMA.names, row, strict=True)) for row in by_id]
@@ -114,7 +114,7 @@ def decide(
 
 
 def store_of(store: BucketTable, number: int, decision: Decision) -> None:
-    """Store what the batch of bucket `number` has decided."""
+    """Store the decision of the batch of bucket `number`."""
     tables = [cancelled_rows(decision.cancelled, number), name_rows(decision.names, number)]
     store.append(store.spark.createDataFrame(pa.concat_tables(tables)), "checkpoint", number)
 
@@ -153,7 +153,7 @@ def test_names_are_given_and_taken_over_as_in_the_model(
     steps: list[tuple[str, int | None]], before: dict[str, int], random: Any
 ) -> None:
     given: list[Given] = [(10 + at, name, due) for at, (name, due) in enumerate(steps)]
-    # A cancel leaves the name to the message that it cancels: whoever asks again gets the same answer.
+    # A cancel leaves the name to the message that it cancels: a later request gets the same answer.
     holds: dict[str, int | None] = dict(before)
     asked, superseded = {}, set()
     for offset, name, due in given:
@@ -281,7 +281,7 @@ def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store:
     }
 
 
-# Due far away, and so soon that the batch would have handed it over.
+# Due far away, and so soon that the batch would have staged it.
 @pytest.mark.parametrize("due_ms", [FAR_MS, PREVIOUS_MS - 1])
 def test_a_cancel_by_name_is_answered_in_a_later_batch_as_in_that_of_its_message(
     store: BucketTable, due_ms: int
@@ -355,7 +355,7 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
         ("goes on", "delayline-in/0/1"),
         {"id": "delayline-in/0/1", "result": "cancelled", "reason": "withdrawn"},
     )
-    # A release process that has started since would take what it does not know for handed over.
+    # A release process that has started since would take an unknown message for a staged one.
     assert decide(store, (50, "a", FAR_MS))[0] == {50: is_known if has_answered else goes_on}
 
 
@@ -365,14 +365,14 @@ def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancell
     monkeypatch.setattr("streaming.job.requests.desk._FORGET_EVERY_S", -1.0)
     known_from[TOPIC, 0] = READ
     desk = RequestDesk(store, Settings())
-    # So late that later batches would have handed it over.
+    # So late that later batches would have staged it.
     later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
     _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)
     assert {each.id for each in each_of(decision.cancelled)} == {place(50)}
     store_of(store, BATCH, decision)
     desk.stored(decision, span(), CLOCK_MS)
     desk.stored(Decision(), later, clock_ms)
-    # The same batch, by what this process knows and by what a new one reads.
+    # The same batch, by the facts that this process knows and by those that a new one reads.
     again = replace(later, batch_id=later.batch_id + 1)
     both = [decide(store, (52, "a", FAR_MS), of=again, clock_ms=clock_ms + 100, desk=each)[1] for each in (desk, None)]
     assert both[0].answers.equals(both[1].answers)
@@ -407,10 +407,10 @@ def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: B
         stored.open(before, span().origin)
         table = stored.named_among(every, 1_000)
         pairs = zip(table.column("name").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        # Of several rows, the last one counts.
+        # The last one of several rows counts.
         return {name_of(name): offset for name, offset in pairs}
 
-    # The message of `a` is handed over, and its row hides that of the one before.
+    # The message of `a` is staged, and its row hides the row of the message before.
     assert (found(), found(4)) == ({"a": 5, "b": 2, "d": 6}, {"a": 4, "b": 2})
     join_names(store, [3, 4], 1_000)
     assert store.id_partitions(IdRows.NAMED).keys() == {2, 4}
@@ -452,7 +452,7 @@ def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> No
 
 
 def test_a_message_takes_no_name_over_from_a_message_with_its_own_id() -> None:
-    # Of an input topic that was deleted: the message of the new topic must not be cancelled with it.
+    # The known messages are from a deleted input topic. A message of the new topic must not be cancelled with them.
     known = {hash_of("a"): Holder(place(5), FAR_MS, FAR_MS), hash_of("b"): Holder(place(6), FAR_MS, FAR_MS)}
     found = in_turn(requests_for((5, "a", FAR_MS), (7, "b", FAR_MS)), known, PREVIOUS_MS, CLOCK_MS)
     assert [request.asked for request in requests_of(found.requests)] == [NOTHING, place(6)]
@@ -496,7 +496,7 @@ def test_a_message_that_is_asked_for_by_its_id_keeps_no_name_whatever_the_order(
     [
         # Sealed: it comes out after the batch, whenever the record was published.
         (PREVIOUS_MS, PREVIOUS_MS + 1, True),
-        # Handed over.
+        # Staged.
         (PREVIOUS_MS - 1, PREVIOUS_MS - 1, True),
         (PREVIOUS_MS - 1, PREVIOUS_MS, False),
         (CLOCK_MS, 0, True),
@@ -562,7 +562,7 @@ def test_a_message_that_is_asked_for_gives_no_due_time_and_takes_none() -> None:
     [
         # Sealed: it waits, however long it is due.
         (PREVIOUS_MS, PREVIOUS_MS + 1, True),
-        # Handed over.
+        # Staged.
         (PREVIOUS_MS - 1, PREVIOUS_MS - 1, True),
         (PREVIOUS_MS - 1, PREVIOUS_MS, False),
         (CLOCK_MS, 0, True),
@@ -656,7 +656,7 @@ def test_what_is_handed_over_and_was_asked_for_keeps_no_name_in_later_batches(
         _, decision = decide(store, not_found=[1])
     assert kept(decision.names) == {"a": (1, False)}
     store_of(store, BATCH, decision)
-    # Nobody knows what came of that when a replay decides. It is decided twice, with more known the second time.
+    # The outcome of that is not known when a replay decides. It is decided twice, with more known the second time.
     after = span(BATCH + 1)
     decisions = []
     for more in ([], [place(1)]):

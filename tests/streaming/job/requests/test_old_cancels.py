@@ -1,4 +1,4 @@
-"""Cancelled messages whose input topic keeps their records: with a real broker, a real table, and maintenance."""
+"""Cancelled messages with records still in their input topic, with a real broker, a real table, and maintenance."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def settings(make_settings: MakeSettings, broker: EmbeddedBroker) -> Settings:
 
 
 def span(settings: Settings, batch_id: int) -> BatchSpan:
-    """The batch that decides: what was due before it is handed over."""
+    """The batch that decides. Messages that were due before it are staged."""
     ends = {settings.topics.input[0]: {"0": READ}}
     return BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, NOW_MS, NOW_MS + MINUTE, ends, ends)
 
 
 def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id: int) -> dict[int, str | int]:
-    """Return what comes of a request for each message: the result, or how the release processes are told of it."""
+    """Return the outcome of a request for each message: the result, or how the release processes learn of it."""
     requests = [
         dict.fromkeys(ASKED_SCHEMA.names)
         | {"topic": settings.topics.input[0], "partition": 0, "offset": offset}
@@ -78,7 +78,7 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
     topic = settings.topics.input[0]
     past_ms, far_ms = NOW_MS - 5 * HOUR, NOW_MS + 90 * DAY
     # Messages by their offsets. Old ones: 0 and 1 were due hours ago, 2 would not be due yet, 3 waits, and 4 and 5 were
-    # handed over. Of the others, 6 was due hours ago, and 7 and 8 were handed over.
+    # staged. Other ones: 6 was due hours ago, and 7 and 8 were staged.
     seal_messages(store, 3, [{"topic": topic, "offset": 3, "deliver_at_ms": far_ms}], BATCH_SETTINGS)
     gone = {4: [(0, past_ms, past_ms)], 5: [(1, NEVER_MS, past_ms), (2, NEVER_MS, far_ms)], 6: [(6, past_ms, past_ms)]}
     for bucket, rows in gone.items():
@@ -104,7 +104,7 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
             maintenance.wait(60)
         maintenance.close()
         assert cancelled_in(store)[topic, 0] == [2, 6]
-        # What this process has in its copy, it forgets beside the next batch.
+        # This process forgets the ids in its own copy while the next batch runs.
         desk.stored(Decision(), span(settings, 9), NOW_MS)
         assert results(desk, store, settings, 10) == after
     with closing(RequestDesk(store, settings)) as desk:

@@ -1,4 +1,4 @@
-"""What became of the messages that are asked for."""
+"""The outcomes of the messages that requests are for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following what release processes have recalled, and forgetting it, with a real broker."""
+"""Following the messages that release processes have recalled, and forgetting them, with a real broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.eventually import assert_eventually
 from tests.quick_java import quick_broker
 
 NOW_MS = time.time_ns() // 1_000_000
-# Before this, all messages were due that are recalled here, unless a test says otherwise.
+# All messages that are recalled here were due before this, unless a test says otherwise.
 DUE_MS = NOW_MS - MINUTE
 ALL = range(20)
 EPOCH = 3
@@ -61,7 +61,7 @@ def recall(
     due_ms: int = DUE_MS,
     epoch: int = EPOCH,
 ) -> None:
-    """Write what a release process writes."""
+    """Write the records of a release process."""
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     ids = ids_of((settings.topics.input[0], 0, each) for each in offsets)
     for key, value in recall_records(ids, Recall(due_ms, epoch)):
@@ -130,7 +130,7 @@ def test_a_record_that_was_deleted_after_it_was_read_is_not_known(
     recall(broker, settings, 4, shard=1)
     assert read(reader, settings) == [1, 2, 3, 4]
     with closing(RecalledWriter(settings)) as writer:
-        # Not that of another epoch, or of another shard.
+        # A deletion for another epoch or another shard does not count.
         others = [(partition_of_shard(0), EPOCH - 1, (*source, 1)), (partition_of_shard(0), EPOCH, (*source, 4))]
         writer.delete([*others, *((partition_of_shard(0), EPOCH, (*source, each)) for each in (2, 3))])
     recall(broker, settings, 3)
@@ -191,7 +191,7 @@ def test_what_was_recalled_in_another_epoch_is_not_known_and_its_deletion_delete
     assert read(reader, settings) == [1, 3]
     reader.forget(NOW_MS, NOW_MS)
     assert known(reader, settings) == [3]
-    # Nobody asks in an earlier epoch any more.
+    # No request of an earlier epoch comes any more.
     for epoch, left in ((EPOCH - 1, []), (EPOCH, [3]), (EPOCH + 1, [1, 4])):
         with closing(RecalledMessages(settings, epoch)) as other:
             assert read(other, settings) == left
@@ -206,7 +206,7 @@ def test_old_records_are_deleted_in_pieces(
     publish(broker, settings, *[60 * 60] * 5, 0)
     recall(broker, settings, *range(6))
     with closing(RecalledMessages(settings, EPOCH)) as reader:
-        # The bounds are there already when it is opened, and nothing else moves them.
+        # The bounds are already known when it is opened, and nothing else moves them.
         assert read(reader, settings) == [0, 1, 2, 3, 4, 5]
         assert known_from(reader, settings) == 5
         reader.forget(NOW_MS, NOW_MS)
@@ -226,14 +226,14 @@ def test_what_is_old_is_forgotten_and_no_later_process_takes_it_for_known(
     with closing(RecalledMessages(settings, EPOCH)) as reader:
         assert read(reader, settings) == [0, 1, 2]
         assert known_from(reader, settings) == 2
-        # Of the two that are old, one has its name still.
+        # One of the two old messages still has its name.
         reader.forget(NOW_MS + MINUTE, NOW_MS)
         assert known(reader, settings) == [1, 2]
         publish(broker, settings, 0)
         reader.forget(NOW_MS + 12 * 60 * MINUTE, NOW_MS)
         assert known(reader, settings) == [1]
         assert known_from(reader, settings) == 3
-    # Whoever wants to know messages for longer than the process before, or for less long.
+    # A later process may know messages for longer than the process before, or for less long.
     for days in (3, 1):
         own = settings.model_copy(update={"cancels": CancelSettings(known_for=days * DAY)})
         with closing(RecalledMessages(own, EPOCH)) as other:
@@ -378,7 +378,7 @@ def test_an_outage_that_lasts_too_long_ends_the_batch_that_must_know(
 
 @pytest.mark.thorough
 def test_it_reads_on_as_soon_as_a_broker_is_back(make_settings: MakeSettings, tmp_path: Path) -> None:
-    # Clients keep the epoch of a partition's leader, which is another one after each start of the broker.
+    # Clients keep the epoch of a partition's leader, which changes with each start of the broker.
     with quick_broker(tmp_path / "broker") as broker:
         settings = make_settings(f"kafka.bootstrap_servers={broker.bootstrap}", "kafka.outage_limit=20s")
         ensure_topics(settings, 3)
@@ -407,7 +407,7 @@ def test_a_broker_that_starts_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     code: int,
 ) -> None:
-    # What a client says about a broker that ends or starts depends on the moment.
+    # The client's errors about a broker that ends or starts depend on the moment.
     recall(broker, settings, 3)
     problems = [KafkaException(KafkaError(code))]
 

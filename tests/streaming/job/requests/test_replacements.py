@@ -25,7 +25,7 @@ def accepted(
     cancelled: Collection[MessageId],
     replaced: Mapping[MessageId, MessageId] | None = None,
 ) -> set[MessageId]:
-    """Return the replacements that a batch accepts which cancels the messages `cancelled`."""
+    """Return the replacements that a batch accepts if it cancels the messages `cancelled`."""
     every = list(requests)
     return accepted_replacements(every, first_requests(every, cancelled), replaced or {}, ())
 
@@ -45,7 +45,7 @@ def test_of_a_chain_the_last_is_accepted_if_the_first_is() -> None:
 
 
 def test_what_a_lost_batch_has_cancelled_for_a_replacement_lets_that_be_accepted_when_it_is_read_again() -> None:
-    # Of 1 the replacement is read again, as 11. Of 2 another one has been accepted.
+    # The replacement of 1 is read again, as 11. For 2 another replacement has been accepted.
     requests = asks_from([(1, WAITING), (1, WAITING), (2, WAITING), (11, WAITING)])
     replaced = {place(1): place(11), place(2): place(99)}
     assert accepted(requests, set()) == set()
@@ -84,7 +84,7 @@ def test_the_decision_is_that_of_the_model(pairs: list[tuple[int, str | None]], 
     replacements = {request.id for request in requests if request.condition}
     model: set[MessageId] = set()
     while True:
-        # The least set that the rules give: what depends on nothing first, then what depends on that.
+        # The smallest set by the rules: first replacements that depend on no other, then those that depend on them.
         more = {
             request.id
             for request in requests

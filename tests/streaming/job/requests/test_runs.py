@@ -56,7 +56,7 @@ def empty() -> Runs[Row]:
 
 
 def add(to: Runs[Row], ids: Iterable[Id], bucket: int, due_ms: int) -> None:
-    """Add what the batch of a bucket does."""
+    """Add the ids that the batch of a bucket adds."""
     table = table_from(list(ids), ID_SCHEMA)
     others = (np.full(table.num_rows, value) for value in (bucket, due_ms))
     to.add(divided(table, Row(table.column("offset").to_numpy(), *others)))

@@ -24,21 +24,21 @@ from tests.messages import cancelled
 from tests.streaming.job.requests.desk_bench import hash_of, name_of
 
 TOPIC, OTHER = "delayline-in", "other"
-# Of a checkpoint that began when the first four buckets were sealed.
+# The origin of a checkpoint that began when the first four buckets were sealed.
 ORIGIN = CheckpointOrigin("c", 2, 2, first_bucket=4, offsets={TOPIC: {"0": 100, "1": 100}, OTHER: {"0": 100}})
-# What each batch stores: cancelled ids, and names with offset and due time of their message.
+# The ids that each batch stores: cancelled ones, and names with offset and due time of their message.
 BATCHES: list[tuple[list[tuple[str, int, int]], dict[str, tuple[int, int]]]] = [
     ([(TOPIC, 0, 1), (TOPIC, 1, 2)], {"a": (10, 5_000), "b": (11, 6_000)}),
     ([], {"a": (12, 4_000)}),
     ([(OTHER, 0, 1), (TOPIC, 0, 1)], {"c": (13, 900)}),
-    # Read again: a lost batch stored it.
+    # These are read again: a lost batch stored them.
     ([(TOPIC, 0, 3)], {"b": (100, 7_000)}),
 ]
 ASKED = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 0, 3), (TOPIC, 1, 2), (OTHER, 0, 1), ("none", 0, 1)]
 
 
 def tables(number: int) -> tuple[pa.Table, pa.Table]:
-    """Return what the batch of bucket `number` cancels, and the names that it gives."""
+    """Return the ids that the batch of bucket `number` cancels, and the names that it gives."""
     ids, names = BATCHES[number]
     rows = [
         {"name": hash_of(name), "topic": TOPIC, "partition": 0, "offset": offset, "deliver_at_ms": due, "until_ms": due}
@@ -110,7 +110,7 @@ def test_ids_are_forgotten_as_in_the_table(full: BucketTable) -> None:
     assert known(stored)[0] == {(TOPIC, 0): [1, 3], (TOPIC, 1): [2], (OTHER, 0): [1]}
     left = {(TOPIC, 0): [3], (TOPIC, 1): [2], (OTHER, 0): [1]}
     stored.forget(5_000, firsts)
-    # The row of a name stays for as long as the one before would.
+    # The row of a name stays for as long as the row before it would.
     assert known(stored) == (left, {"a": 12, "b": 11})
     stored.forget(5_001, firsts)
     assert known(stored) == (left, {"b": 11})
@@ -139,12 +139,12 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredId
 
 
 def test_what_was_replaced_is_known_by_its_replacement(stored: StoredIds) -> None:
-    # The topic of an id that somebody asks for may be any text.
+    # The topic of a requested id may be any text.
     ids = [(TOPIC, 0, 1), (TOPIC, 0, 2), ("a/b", 1, 2)]
     replaced = {(TOPIC, 0, 1): (TOPIC, 0, 7), ("a/b", 1, 2): ("a/b", 0, 8)}
     stored.add(cancelled((*each, 500, 510) for each in ids), NAMED_SCHEMA.empty_table(), 3, replaced)
     requests = [Request(own, asked, WAITING) for asked, own in [*replaced.items(), ((TOPIC, 0, 2), (TOPIC, 0, 9))]]
-    # Another one that asked for the same.
+    # Another replacement of the same message.
     requests.append(Request((TOPIC, 0, 8), (TOPIC, 0, 1), WAITING))
     assert stored.replaced_by(ask_table_of(requests)) == replaced
     assert stored.cancelled_among(ids_of(ids)).ids[TOPIC, 0].tolist() == [1, 2]
@@ -181,7 +181,7 @@ def test_only_messages_that_have_a_name_still_keep_it(stored: StoredIds) -> None
         stored.add(cancelled([]), table_from(names, NAMED_SCHEMA), bucket)
 
     add(1, ("a", 1, True), ("b", 2, True), ("c", 3, False), ("d", 4, True), ("e", 5, True))
-    # Another one has taken the name, and one was asked for.
+    # Another message has taken the name `a`, and a request was for the message of `b`.
     add(2, ("a", 6, True), ("b", 2, False))
     found = stored.keeping_among(ids_of([*((TOPIC, 1, at) for at in range(1, 5)), (TOPIC, 0, 5), ("none", 1, 5)]))
     assert found.to_pylist() == [

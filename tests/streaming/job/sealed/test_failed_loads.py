@@ -1,4 +1,4 @@
-"""Loads of the prefetch window that fail ahead of need: batches go on until one needs what cannot be read."""
+"""Loads of the prefetch window that fail ahead of need. Batches go on until one needs messages that cannot be read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AHEAD_MS = 2 * MINUTE_MS
 
 
 def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[int]:
-    """Return the due times of what a batch takes."""
+    """Return the due times of the messages that a batch takes."""
     dues: list[int] = []
     for piece in window.take(start_ms, end_ms):
         for row in piece.collect():
@@ -118,7 +118,7 @@ def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(st
     assert taken(window, 0, 1_000) == taken(window, 1_000, 2_000) == []
     assert failures.by_step["load"] == StepFailures(1, 1)
     damaged.write_bytes(whole)
-    # A shorter load takes all that is left.
+    # A shorter load takes all messages that are left.
     assert taken(window, 2_000, 130_000) == []
     assert taken(window, 130_000, due_ms + 1) == [due_ms]
     assert failures.by_step["load"] == StepFailures(1, 1), "the pause goes on"

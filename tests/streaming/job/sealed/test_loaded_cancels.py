@@ -1,4 +1,4 @@
-"""What was cancelled after it was loaded is known as long as something is loaded that is older."""
+"""A cancel of a loaded message is known as long as any piece is loaded that was loaded before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of the table beside the batches."""
+"""Reads of the table that run next to the batches."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +25,7 @@ def start() -> Iterator[Start]:
 def look_ahead_of(
     start: Start, ids: Callable[[], None] = lambda: None, now: Callable[[], float] = lambda: 0.0, **store: Any
 ) -> LookAhead:
-    """Return one for a table whose methods are `store`, where `ids` reads the ids."""
+    """Return one for a table with the methods `store`. `ids` reads the ids."""
     table: Any = SimpleNamespace(**{"version": lambda: 1, "size": lambda: (10, 1), "look_ahead": lambda: None} | store)
     desk: Any = SimpleNamespace(look_ahead=ids)
     return LookAhead(table, desk, start, Failures("storage/buckets", now))
@@ -45,7 +45,7 @@ def test_nobody_waits_for_the_size_while_a_version_is_read(start: Start) -> None
     assert ahead.size() == (10, 1)
     may_go_on.set()
     ahead.wait()
-    # A merge has made another version: whoever asks lets it be read.
+    # A merge has made another version. The next caller lets it be read.
     ahead.size()
     ahead.wait()
     assert ahead.size() == (20, 1)

@@ -29,7 +29,7 @@ from tests.streaming.sealed import sealed_rows
 
 BATCH_SETTINGS = some_batch_settings()
 Dues = dict[int, list[int]]
-# Of a message that `seal` stores, by its segment's metadata.
+# The size of a message that `seal` stores, by its segment's metadata.
 _BYTES = 65
 
 
@@ -157,7 +157,7 @@ def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spa
     now_s += 1_801
     taken_messages += taken(window, 100, 200)
     taken_messages += taken(window, 200, 1_300)
-    # As the vacuum does.
+    # As the vacuum does it.
     for path in before - {row["path"] for row in store.files()}:
         Path(store.path, path).unlink()
     lose_cached(store)
@@ -221,7 +221,7 @@ def test_where_few_messages_are_due_one_load_covers_a_day(store: BucketTable, mo
     batches = list(in_batches(window, range(1_000, 20 * hour, 20 * 60_000)))
     window.close()
     assert [due for batch in batches for due, _ in batch] == year[:20]
-    # One for what the first batch needs, and one or two for the day after it.
+    # One for the messages that the first batch needs, and one or two for the day after it.
     assert len(loads) <= 3
 
 
@@ -265,7 +265,7 @@ def test_all_that_is_loaded_at_a_time_is_bounded_by_bytes_whatever_the_sizes(
     store: BucketTable,
 ) -> None:
     second, size = 1_000, 1_000
-    # A message each 100 ms; those of the second minute are ten times as large.
+    # A message every 100 ms. The messages of the second minute are ten times as large.
     dues = range(0, 120 * second, 100)
     rows = [
         {"deliver_at_ms": due, "offset": due, "value": b"x" * (size if due < 60 * second else 10 * size)}
@@ -281,8 +281,8 @@ def test_all_that_is_loaded_at_a_time_is_bounded_by_bytes_whatever_the_sizes(
     window.close()
     assert [due for due, _ in sorted(taken_messages)] == list(dues)
     small, large = ahead[:9], ahead[15:28]
-    # Half the bound is ten seconds of the small ones. Of the large ones, 50 are loaded in any case: those of the next
-    # five seconds. A piece stays whole until all of it is delivered.
+    # Half the bound is ten seconds of the small messages. 50 of the large ones, due within five seconds, are loaded in
+    # any case. A piece stays whole until all of it is staged.
     assert all(8 * second <= ahead_ms < 21 * second for ahead_ms, _ in small)
     assert all(nbytes < 1.1 * 200 * size for _, nbytes in small)
     assert all(ahead_ms == 5 * second for ahead_ms, _ in large)
@@ -390,7 +390,7 @@ def test_what_was_cancelled_is_forgotten_when_nothing_is_loaded_that_is_older(st
 
 
 def test_messages_that_have_one_id_are_cancelled_in_one_load_and_none_is_missed(store: BucketTable) -> None:
-    # The input topic was made anew between the two buckets.
+    # The input topic was created again between the two buckets.
     for number, dues in ((1, [100, 200]), (2, [150, 250])):
         seal(store, {number: dues}, number)
         gone = cancelled([("delayline-in", 0, 0, dues[0], dues[0])])
@@ -411,12 +411,12 @@ def test_what_is_loaded_for_days_ahead_is_kept_no_longer_than_its_messages(store
     window, _ = window_of(store)
     assert taken(window, 0, 100) == []
     before = cached(store)
-    # The window reaches for days, and each batch seals into it what is due in the next one.
+    # The window reaches for days, and each batch seals messages into it that are due in the next one.
     for number in range(2, 8):
         seal(store, {number: [number * 100 + 50]}, number)
         window.add(described_segment(row.asDict()) for row in store.metadata() if row["bucket"] == number)
         assert [due for due, _ in taken(window, number * 100, number * 100 + 100)] == [number * 100 + 50]
-        # That of the far message as well, and no more from batch to batch.
+        # The piece of the far message is kept as well. The number does not grow from batch to batch.
         assert cached(store) <= before + 2
     window.close()
 

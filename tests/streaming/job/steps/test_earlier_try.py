@@ -1,4 +1,4 @@
-"""What a replayed batch compares with what its first try has left."""
+"""How a replayed batch compares with the results of its first try."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_first_try_that_has_stored_ids_alone_has_sealed_no_message() -> None:
 
 
 def recovered(committed: int | None, sealed_by: int | None, planned: int = 7) -> Any:
-    """What a start finds whose newest planned batch is `planned`, and the last one to do each of the others."""
+    """The state that a start finds, by its newest planned batch, last committed batch, and last batch that sealed."""
     origin = CheckpointOrigin("c", 1, 1, first_bucket=2)
     following = replace(FIRST, segment=9, part=following_part(9))
     return SimpleNamespace(

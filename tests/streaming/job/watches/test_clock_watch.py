@@ -12,7 +12,7 @@ from streaming.job.watches.clock_watch import TOLERANCE_MS, ClockWatch, check_no
 
 _HORIZON_MS = 60_000
 _SHOWN_MS = 1_795_264_674_131
-# Begun 500 ms after the previous batch, whose clock and horizon made its cutoff.
+# Begun 500 ms after the previous batch. The clock and the horizon of that batch made this cutoff.
 _BATCH = PlannedBatch(7, _SHOWN_MS, _SHOWN_MS - 500 + _HORIZON_MS, {})
 
 
@@ -83,7 +83,7 @@ def test_a_cutoff_that_is_an_hour_ahead_is_no_error(watch: ClockWatch, caplog: p
 
 
 class Answers:
-    """A broker's clock: the estimate of it, and what it shows when it is asked."""
+    """A broker's clock: the estimate of it, and the time that it shows on request."""
 
     def __init__(self, estimate_ms: float | None, asked_ms: float | None = None) -> None:
         self.broker_ms = estimate_ms

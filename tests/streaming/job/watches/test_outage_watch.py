@@ -7,7 +7,7 @@ from streaming.job.watches.outage_watch import OutageWatch
 
 
 class Query:
-    """What a query is doing, and a clock."""
+    """A query with its current activity, and a clock."""
 
     doing = "Processing new data"
     now_s = 100.0

@@ -1,4 +1,4 @@
-"""How far the tasks of a real Spark are while a batch runs, without those of maintenance."""
+"""The progress of the tasks of a real Spark while a batch runs, without the tasks of maintenance."""
 
 from __future__ import annotations
 

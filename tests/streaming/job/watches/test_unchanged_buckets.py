@@ -1,4 +1,4 @@
-"""What mutable buckets hold since before a start: when it is read, and what follows from an error."""
+"""The contents of mutable buckets since before a start: when they are read, and what follows from an error."""
 
 from __future__ import annotations
 
