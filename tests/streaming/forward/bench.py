@@ -1,4 +1,4 @@
-"""An application whose lanes a test opens, and what forwarders have written for it, read back from a real broker."""
+"""An application with lanes that a test opens, and the records of its forwarders, read back from a real broker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ForwardBench:
         return Terms(epoch, lanes, own)
 
     def open_lanes(self, terms: Terms | None = None) -> None:
-        """Do as a job that starts: give each lane a claim of the epoch, and publish the terms."""
+        """Act as a job that starts: give each lane a claim of the epoch, and publish the terms."""
         terms = terms or self.terms()
         for lane in range(terms.lanes):
             # A forwarder may fence the writer to look at the lane.
@@ -105,7 +105,7 @@ class ForwardBench:
         return found
 
     def known(self) -> Claims:
-        """Return what all claims say, whose ranges must meet."""
+        """Return all claims together. Their ranges must meet."""
         known = Claims()
         for own in self.claims().values():
             for before, claim in zip([Claim(epoch=0), *own], own, strict=False):

@@ -21,5 +21,5 @@ def make_bench(broker: EmbeddedBroker) -> MakeBench:
 
 @pytest.fixture
 def bench(make_bench: MakeBench) -> ForwardBench:
-    """A new application whose lanes are not open."""
+    """A new application with lanes that are not open."""
     return make_bench()

@@ -39,9 +39,9 @@ def frail(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embed
 
 @dataclass(frozen=True)
 class Cut:
-    """Applications whose first input partition has lost records while the broker was down.
+    """Applications with a first input partition that has lost records while the broker was down.
 
-    Claims have decided five records of each partition, of which none is left.
+    Claims have decided five records of each partition. No record is left, except for `undecided`.
 
     - `below`: it ends below what claims have decided
     - `grown`: it has grown beyond that again before a forwarder looks
@@ -74,7 +74,7 @@ def cut(frail: EmbeddedBroker) -> Iterator[Cut]:
         assert_eventually(lambda: all(map(_answers, benches)), 30, "the broker leads its partitions again")
         grown.publish(9)
         read.publish(9)
-        # In place of the lost ones, and more.
+        # These take the place of the lost ones, and of more.
         undecided.publish(4)
         yield Cut(below, grown, read, undecided, reading)
 
@@ -85,12 +85,12 @@ def _log_bytes(bench: ForwardBench) -> int:
 
 
 def _restart_cut(broker: EmbeddedBroker, sizes: dict[Path, int]) -> None:
-    """Let logs lose what lies behind so many bytes, as by a leader election that was not clean."""
+    """Let logs lose all bytes behind these sizes, as by a leader election that was not clean."""
     broker.stop()
     for log_file, size in sizes.items():
         os.truncate(log_file, size)
         for path in log_file.parent.iterdir():
-            # The broker makes what it derives from the log again.
+            # The broker makes the files that it derives from the log again.
             if path.suffix in {".index", ".timeindex", ".snapshot"}:
                 path.unlink()
     broker.start()
@@ -168,7 +168,7 @@ def test_a_partition_that_loses_only_what_no_claim_has_decided_is_read_on(cut: C
     with bench.forwarder():
         assert_eventually(lambda: bench.decided(p0=7), 20)
     assert bench.forwarded() == ids(bench.input, {0: range(7)})
-    # What a start of the job asks.
+    # A start of the job makes these checks.
     known = {topic: [own] for topic, own in input_ids(bench.settings).items()}
     with closing(ClaimWatch(bench.settings, LANES, 1, {}, known)) as watch:
         watch.check_ends({(bench.input, 0): 7, (bench.input, 1): 0}, known)

@@ -1,4 +1,4 @@
-"""What a lane's owner has read and not claimed yet."""
+"""The records that a lane's owner has read and not claimed yet."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_the_leader_epoch_of_the_last_record_goes_with_the_position_into_the_nex
     own = lane()
     own.read(A, 15, 0, leader_epoch=2)
     own.read(B, 4, 0, leader_epoch=5)
-    # The end of a transaction, as an end that is told: which epoch it has is not known.
+    # The end of a transaction, as an end that is reported: its epoch is not known.
     own.read(B, 5, 0)
-    # An end that is told again.
+    # An end that is reported again.
     own.read(A, 15, 0)
     assert lane(own.next_claim("north")).leader_epochs == {A: 2, B: NO_EPOCH}
     assert Lane(own.next_claim("north"), [A], {"in": "created again"}).leader_epochs == {A: NO_EPOCH}

@@ -1,4 +1,4 @@
-"""The reader of a lane tells where its partitions end, with a real broker."""
+"""The reader of a lane reports where its partitions end, with a real broker."""
 
 from __future__ import annotations
 

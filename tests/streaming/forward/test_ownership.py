@@ -1,7 +1,7 @@
-"""Who takes a record: a model of forwarders, of the job, and of what a broker does for both.
+"""Who takes a record: a model of forwarders, of the job, and of the broker's part for both.
 
 The broker of the model is in memory. It fences, it loses transactions, and it commits some without saying so. All else
-is the real code: a forwarder's lane, claims, and what is read of them. Each record must be taken exactly once, by a
+is the real code: a forwarder's lane, claims, and the facts read from them. Each record must be taken exactly once, by a
 forwarder or by a batch, whatever dies when; and a batch that is replayed must leave out the same records.
 """
 
@@ -27,7 +27,7 @@ _PLACES: list[Place] = [("in", 0), ("in", 1), ("in", 2), ("other", 0)]
 _MOST_LANES = 3
 _BATCH_SETTINGS = batch_settings_from(Settings(), {}, (0,), CheckpointOrigin("c", 1, 1))
 
-# What becomes of a transaction. The last one is committed, but its owner is told of an error.
+# The outcomes of a transaction. The last one is committed, but its owner gets an error.
 Outcome = Literal["lost", "committed", "unreported"]
 _OUTCOMES: tuple[Outcome, ...] = ("lost", "committed", "committed", "committed", "unreported")
 
@@ -52,7 +52,7 @@ class Broker:
 
 
 class Writer:
-    """What a lane's owner writes with, as `sinks.lanes.writer`."""
+    """The writer of a lane's owner, in place of `sinks.lanes.writer`."""
 
     def __init__(self, broker: Broker, lane: int) -> None:
         broker.owners[lane] += 1
@@ -88,7 +88,7 @@ class Forwarder:
 
 @dataclass
 class Batch:
-    """A batch whose offsets are recorded, and what it left out, once it has run."""
+    """A batch with recorded offsets, and the records that it left out, once it has run."""
 
     starts: dict[Place, int]
     ends: dict[Place, int]
@@ -97,7 +97,7 @@ class Batch:
 
 @dataclass
 class Job:
-    """What a running job knows: claims as far as it has read them in each lane, and the lanes that it has taken."""
+    """The facts that a running job knows: the claims that it has read in each lane, and the lanes that it has taken."""
 
     claims: Claims = field(default_factory=lambda: Claims(1))
     read: dict[int, int] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class World:
         }
         (does,) = self.chance.choices([*weights], [*weights.values()])
         does()
-        # Nobody takes what another one has.
+        # No owner takes records that another one has.
         assert len(set(self.broker.near)) == len(self.broker.near), does.__name__
         assert not self.batched.intersection(self.broker.near), does.__name__
 
@@ -181,7 +181,7 @@ class World:
             return
         place = self.chance.choice(sorted(forwarder.lane.positions))
         first = forwarder.lane.positions[place]
-        # A new owner may begin behind all that is there.
+        # A new owner may begin behind all records that are there.
         position = self.chance.randint(first, max(first, self.ends[place]))
         there = sorted(offset for topic, number, offset in self.records if (topic, number) == place)
         near = [offset for offset in there if first <= offset < position and self.chance.random() < 0.7]
@@ -229,13 +229,13 @@ class World:
         count = self.chance.randint(1, 3) if count is None else count
         at = self.job.read[lane]
         for claim in self.broker.claims[lane][at : at + count]:
-            # A reader goes on behind what was deleted.
+            # A reader goes on behind deleted claims.
             if claim is not None:
                 self.job.claims.add(claim)
             self.job.read[lane] += 1
 
     def take_over(self, lane: int | None = None, outcome: Outcome | None = None) -> None:
-        """As the job does with a lane whose owner has decided too little for a while."""
+        """Act as the job does with a lane if its owner has decided too little for a while."""
         lane = self.chance.randrange(_MOST_LANES) if lane is None else lane
         ends = {place: end for place, end in self.undecided().items() if lane_of(*place, self.terms.lanes) == lane}
         if not ends:

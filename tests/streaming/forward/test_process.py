@@ -1,4 +1,4 @@
-"""Forwarders with a real broker: what they take, and that they take each record once, whatever happens to them."""
+"""Forwarders with a real broker: which records they take, and that they take each once, whatever happens to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a repair of the ready log counts as released and lost."""
+"""The messages that a repair of the ready log counts as released, and as lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streaming.operations.ready_log import RepairedShard, released_and_lost
     [
         (10, 6, (7, 2)),
         (10, 8, (5, 0)),
-        # A progress topic that was lost counts anew: the count of released messages never goes back.
+        # A progress topic that was lost counts again from zero. The count of released messages never goes back.
         (0, 0, (5, None)),
         (1, 3, (5, None)),
     ],

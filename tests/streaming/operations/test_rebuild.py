@@ -20,21 +20,21 @@ def test_an_input_topic_that_lost_records_which_were_accepted_is_refused_with_th
     pattern = r"in/1 ends at offset 4, but records up to 5 were accepted.*create the topic again.*input-topic-cut\.md"
     with pytest.raises(CheckpointMismatch, match=pattern):
         refuse_cut({("in", 0): (3, 9), ("in", 1): (0, 4)}, ACCEPTED, [])
-    # Of a topic in its place, all records are new.
+    # All records of a topic that takes its place are new.
     refuse_cut({("in", 0): (0, 0), ("in", 1): (0, 0)}, ACCEPTED, ["in"])
 
 
 def _handed_over(ends: Offsets, origin: Offsets | None = None) -> HandedOver:
-    """Return what a marker says whose batch has read up to `ends`, of a checkpoint that began at `origin`."""
+    """Return the marker of a batch that has read up to `ends`, in a checkpoint that began at `origin`."""
     ids = {"in": ["id"]}
     begin = CheckpointOrigin("c", 1, 1, offsets=origin or {}, input_ids=ids)
     return HandedOver((Progress(BatchSpan(begin, 7, ends=ends, input_ids=ids)),))
 
 
 def _range(first: int, handed_over: HandedOver, table: int = 0, decided: int = 0) -> tuple[int, int]:
-    """Return what is read again of a partition that begins at `first`.
+    """Return the range that is read again of a partition that begins at `first`.
 
-    The table has a message from before offset `table`, and claims have `decided` what is below that offset.
+    The table has a message from before offset `table`, and claims have `decided` the records below that offset.
     """
     in_table = {("in", 0): BitMap64([table - 1])} if table else {}
     starts, ends = reread_range({("in", 0): (first, 900)}, handed_over, in_table, {("in", 0): decided}, [])
@@ -46,7 +46,7 @@ def test_what_a_marker_or_the_table_has_is_read_again_and_the_rest_is_new(caplog
     assert _range(30, _handed_over({"in": {"0": 100}})) == (30, 100)
     assert _range(30, _handed_over({"in": {"0": 100}}, {"in": {"0": 50}})) == (50, 100)
     assert _range(30, _handed_over({"in": {"0": 100}}), table=120) == (30, 120)
-    # No batch has handed over anything.
+    # No batch has staged anything.
     assert _range(0, _handed_over({}, {"in": {"0": 50}})) == (50, 50)
     # Claims alone do not show that a batch has read a record.
     assert _range(30, _handed_over({"in": {"0": 100}}), decided=400) == (30, 100)

@@ -37,7 +37,7 @@ SECOND = replace(FIRST, checkpoint="two", generation=2)
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Settings of an application whose topics exist."""
+    """Settings of an application with its topics."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
     return settings
@@ -93,7 +93,7 @@ def checkpoint(spark: SparkSession, settings: Settings, lease: HeldLease, tmp_pa
 def test_a_checkpoint_that_lost_a_batch_which_has_sealed_is_refused_before_anything_changes(
     spark: SparkSession, settings: Settings, lease: HeldLease, checkpoint: Checkpoint
 ) -> None:
-    # Batch 1, of which nothing is in the offset log.
+    # The offset log has nothing of batch 1.
     store, origin = BucketTable(spark, buckets_path(settings)), checkpoint.origin
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
     with pytest.raises(CheckpointMismatch, match=r"that batch 1 sealed, but the offset log .* batch 0"):

@@ -1,4 +1,4 @@
-"""What a resend refuses since the job would."""
+"""A resend refuses records that the job would refuse."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def until(after_ms: int) -> tuple[str, bytes]:
         (outgoing(until(-1), topic="other"), "after the instant in its until"),
         (outgoing(until(1), topic="other"), None),
         (outgoing(topic="other"), None),
-        # It expires before it is due: that the batch refuses already.
+        # It expires before it is due: the batch already refuses it.
         (outgoing(("deliver-after", b"3h"), until(1), topic="other"), "expires before it is due"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a rebuild accepts again, and which messages have their names then."""
+"""The records that a rebuild accepts again, and the messages that have their names then."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.streaming.sealed import cancelled_in, seal_messages
 TOPIC, RESULTS = "delayline-in", "delayline-results"
 CLOCK_MS = 1_798_000_000_000
 FAR_MS = CLOCK_MS + 3_600_000
-# The last batch has read 10 records, and handed over what is due before its cutoff.
+# The last batch has read 10 records, and staged the messages that are due before its cutoff.
 CUTOFF_MS = CLOCK_MS + 60_000
 READ = {TOPIC: {"0": 10}}
 LEFT_IN = 8
@@ -58,7 +58,7 @@ def rest_of(
 ) -> Rest:
     """Return the rest of a job, by default with one shard. The table has the messages `in_table`.
 
-    `ends` is what the last batch has read, and `others` are the markers of other shards.
+    `ends` is where the last batch has read to, and `others` are the markers of other shards.
     """
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, previous_clock_ms=CLOCK_MS)
     last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
@@ -67,7 +67,7 @@ def rest_of(
 
 
 def rows_left(rest: Rest, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what is left of records: messages, dead letters and answers."""
+    """Return the rows that are left of records: messages, dead letters and answers."""
     batches = rest.messages()(iter(records(rows).to_batches()))
     chunks = [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
     found: list[dict[str, Any]] = pa.concat_tables([empty_messages(), *chunks]).to_pylist()
@@ -75,7 +75,7 @@ def rows_left(rest: Rest, *rows: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def left(rest: Rest, *rows: dict[str, Any]) -> dict[int, int]:
-    """Return when each message that is left is due, in ms after the lost job's last clock, by its offset."""
+    """Return the due time of each message that is left, in ms after the lost job's last clock, by its offset."""
     messages = (row for row in rows_left(rest, *rows) if row["error_code"] is None)
     return {row["offset"]: row["deliver_at_ms"] - CLOCK_MS for row in messages}
 
@@ -108,7 +108,7 @@ def test_a_message_whose_instant_was_shortened_is_not_delivered_again() -> None:
     rest = rest_of(settings=shortened, now_ms=CLOCK_MS + DAY)
     found = left(
         rest,
-        # Published and handed over yesterday; by today's clock it would wait for another hour.
+        # Published and staged yesterday. By today's clock it would wait for another hour.
         published(0, -DAY, ("deliver-at", 300 * DAY)),
         # The same. By today's clock the instant is near enough.
         published(1, -3 * HOUR, ("deliver-at", DAY + MINUTE)),
@@ -128,7 +128,7 @@ def test_a_message_whose_instant_was_shortened_is_not_delivered_again() -> None:
 
 
 def test_a_plain_message_that_was_stamped_ahead_is_not_delivered_again() -> None:
-    # A day later that is no longer ahead.
+    # A day later, they are no longer ahead.
     for now_ms in (CLOCK_MS + MINUTE, CLOCK_MS + DAY):
         rest = rest_of(ends={TOPIC: {"0": 12}}, now_ms=now_ms)
         rows = [published(0, -1), published(1, 2 * HOUR), published(2, 2 * HOUR, ("deliver-after", 0))]
@@ -148,7 +148,7 @@ def test_what_was_stamped_ahead_is_not_delivered_again_by_a_shard_that_was_silen
 
 
 def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_if_it_waits() -> None:
-    # After an outage the job has handed over what was due up to two hours ago, and goes on.
+    # After an outage the job has staged the messages that were due up to two hours ago, and goes on.
     cutoff_ms = CLOCK_MS - 2 * HOUR
     origin, ends = CheckpointOrigin("c", 1, 1), {TOPIC: {"0": 12}}
     span = BatchSpan(origin, 7, cutoff_ms - MINUTE, cutoff_ms, READ, ends, previous_clock_ms=CLOCK_MS)
@@ -172,7 +172,7 @@ def test_who_asks_for_what_was_recalled_is_told_so_and_for_others_that_nobody_kn
 
 def test_all_messages_that_got_a_name_are_known_with_those_that_are_left() -> None:
     rows = [record(1, "a", CLOCK_MS), record(2, "a"), record(3, "b"), record(4, None), record(5, "b")]
-    # The first one is handed over, and the requests of all of them are.
+    # The first one is staged, and so are the requests of all of them.
     assert holders(rest_of([3]), *rows) == {
         1: (named(TOPIC, b"a"), False),
         2: (named(TOPIC, b"a"), True),
@@ -215,7 +215,7 @@ def test_the_rest_is_sealed_with_the_names_of_the_newest_and_the_others_cancelle
 
 
 def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> None:
-    # The message that waits lost its name to one that is handed over, after the table was backed up.
+    # The message that waits lost its name to a staged one, after the table was backed up.
     seal_messages(store, 3, [{"offset": 9, "deliver_at_ms": FAR_MS}], SETTINGS)
     row = (named(TOPIC, b"a"), TOPIC, 0, 9, FAR_MS, FAR_MS, False)
     names = pa.Table.from_pylist([dict(zip(NAMED_SCHEMA.names, row, strict=True))], NAMED_SCHEMA)
@@ -230,7 +230,7 @@ def test_names_are_settled_where_nothing_else_is_left(store: BucketTable) -> Non
 
 
 def test_a_message_that_took_over_a_due_time_after_the_backup_waits_until_then(store: BucketTable) -> None:
-    """By its own due time it is handed over. The table has the message before it, and the name of that one alone."""
+    """By its own due time it is staged. The table has the message before it, and only the name of that one."""
     settings = some_batch_settings(
         shard_keys=(7,),
         partitions=PARTITIONS | {RESULTS: 1},
@@ -259,7 +259,7 @@ def test_a_message_that_took_over_a_due_time_after_the_backup_waits_until_then(s
     assert sorted(cancelled_in(store)[TOPIC, 0]) == [2, 5]
 
 
-# When the lost job made messages due.
+# The due time that the lost job gave to messages.
 MOVED_MS = CLOCK_MS + 1
 NOW = str(MOVED_MS)
 
@@ -279,13 +279,13 @@ def _stored(*rows: tuple[int, int, str | None]) -> pa.Table:
 
 
 def _lost_job(last: OrderKey | None, cutoff_ms: int = CUTOFF_MS) -> HandedOver:
-    """Return what a job with one shard has handed over, whose batch 7 was cut off: up to `last`."""
+    """Return the markers of a job with one shard. Its batch 7 was cut off after it had staged messages up to `last`."""
     origin = CheckpointOrigin("c", 1, 1, first_bucket=1)
     span = BatchSpan(origin, 7, cutoff_ms - 500, cutoff_ms, {TOPIC: {"0": 5}}, READ, previous_clock_ms=CLOCK_MS - 500)
     return HandedOver((Progress(span, 1, last),))
 
 
-# A first job that was lost before its first batch had handed anything over.
+# A first job that was lost before its first batch had staged anything.
 NOTHING_HANDED_OVER = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 1, 1))),))
 
 
@@ -299,7 +299,7 @@ def test_what_was_made_due_at_once_is_told_from_what_was_cancelled_by_its_replac
     cancelled, moved = moved_in(tables, handed_over)
     assert {source: list(own) for source, own in cancelled.items()} == {(TOPIC, 0): [1, 3, 6]}
     assert {source: list(own) for source, own in moved.ids.items()} == {(TOPIC, 0): [2, 4, 5]}
-    # Bucket 8 is that of the newest batch.
+    # Bucket 8 is the bucket of the newest batch.
     assert moved.perhaps_left.column("offset").to_pylist() == [4, 5]
     every = with_ids(cancelled, moved.ids)
     assert list(every[TOPIC, 0]) == [1, 2, 3, 4, 5, 6]
@@ -320,21 +320,21 @@ def test_what_was_made_due_at_once_is_left_until_the_markers_show_it(
     rest = Rest(handed_over, done, {}, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
     rows = [published(offset, -MINUTE, ("deliver-after", HOUR)) for offset in (2, 4, 5, 6)]
     found = left(rest, *rows)
-    # Due as the lost job has made it, while others wait.
+    # These are due as the lost job has made them, while others wait.
     assert found == dict.fromkeys(left_ones, 1) | {6: HOUR - MINUTE}
-    # The same of what was sealed.
+    # The same for sealed messages.
     stored = messages({"offset": offset, "deliver_at_ms": FAR_MS} for offset in (2, 4, 5, 6))
     chunks = [pa.RecordBatch.from_pydict({"bucket": [3], "chunk": [encode_chunk(stored)]})]
     again = [decode_chunk(chunk.as_py()) for batch in moved.left_in_table(1)(chunks) for chunk in batch["chunk"]]
     assert [row["offset"] for table in again for row in table.to_pylist()] == left_ones
     assert {row["deliver_at_ms"] for table in again for row in table.to_pylist()} == {MOVED_MS}
-    # In a later bucket it is another message, of a topic that was made anew.
+    # In a later bucket it is another message, of a topic that was created again.
     later = [pa.RecordBatch.from_pydict({"bucket": [10], "chunk": [encode_chunk(stored)]})]
     assert not list(moved.left_in_table(1)(later))
 
 
 def test_what_was_made_due_at_once_is_for_the_first_batch_also_if_the_markers_are_of_long_ago() -> None:
-    # Nothing was handed over for an hour.
+    # Nothing was staged for an hour.
     handed_over = _lost_job(None, CLOCK_MS - HOUR)
     _, moved = moved_in([_stored((4, 8, NOW))], handed_over)
     (due,) = moved.left_of(messages([{"offset": 4, "deliver_at_ms": FAR_MS}])).column("deliver_at_ms").to_pylist()
@@ -388,14 +388,14 @@ def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -
 
 
 def test_what_an_earlier_rebuild_has_left_waits_in_its_bucket_though_it_was_moved_before() -> None:
-    # The first bucket of the lost job is 10, and that of the rebuild before it 9.
+    # The first bucket of the lost job is 10. The bucket of the rebuild before it is 9.
     origin = CheckpointOrigin("c", 2, 1, first_bucket=10, cutoff_ms=CUTOFF_MS)
     handed_over = HandedOver((Progress(BatchSpan(origin, -1, 0, 0), 0, None),))
     _, moved = moved_in([_stored((2, 4, NOW), (3, 11, NOW))], handed_over)
     several = messages({"offset": offset} for offset in (1, 2, 3))
     assert moved.are_gone(several, 9).tolist() == [False, False, True]
     assert moved.are_gone(several, 3).tolist() == [False, True, True]
-    # None of its batches has written a marker: the message is due when the batch had made it due.
+    # Its batches have written no marker: the message has the due time that the batch had given it.
     assert moved.left_of(
         several.set_column(
             several.schema.get_field_index("deliver_at_ms"),
@@ -420,7 +420,7 @@ def test_of_very_many_messages_that_were_made_due_only_the_ids_are_kept() -> Non
 
 
 def _retimed(dues_ms: dict[int, tuple[int, int]], bucket: int) -> pa.Table:
-    """Return stored ids of messages that have taken over a due time: that and their own, by their offsets."""
+    """Return stored ids of messages with the due times that they have taken over, and their own, by their offsets."""
     rows = [(TOPIC, 0, offset, due_ms, max(due_ms, own_ms)) for offset, (due_ms, own_ms) in dues_ms.items()]
     table = pa.Table.from_pylist([dict(zip(RETIMED_SCHEMA.names, row, strict=True)) for row in rows], RETIMED_SCHEMA)
     return ids_of_rows(retimed_rows(table, bucket))
@@ -431,7 +431,7 @@ def test_a_message_that_has_taken_over_a_due_time_is_left_by_that_and_due_then()
     handed_over = _lost_job(OrderKey(CLOCK_MS + 10, TOPIC, 0, 9))
     now, far = CLOCK_MS - MINUTE, CUTOFF_MS + HOUR
     tables = [
-        # Both due times are over, for all that the markers show: none of these counts.
+        # Both due times are over, by all that the markers show. These do not count.
         _retimed({0: (now, now + 5)}, 4),
         _retimed({1: (now, far), 2: (far, now)}, 4),
         _retimed({5: (CLOCK_MS + 10, far), 6: (CLOCK_MS + 11, far), 7: (far, CLOCK_MS + 9)}, 8),
@@ -443,7 +443,7 @@ def test_a_message_that_has_taken_over_a_due_time_is_left_by_that_and_due_then()
     rows = [record(offset, "a" if offset % 2 else None, due_ms) for offset, due_ms in dues.items()]
     found = left(rest, *rows)
     assert found == {offset: due_ms - CLOCK_MS for offset, due_ms in {2: far, 6: CLOCK_MS + 11, 7: far, 8: far}.items()}
-    # The names are those of the same due times.
+    # The names have the same due times.
     batches = rest.names(LEFT_IN)(iter(records(rows).to_batches()))
     names = pa.Table.from_batches(batches, HOLDER_SCHEMA).to_pylist()
     assert {row["offset"]: row["deliver_at_ms"] for row in names} == {1: now, 5: CLOCK_MS + 10, 7: far}
@@ -469,7 +469,7 @@ def test_without_due_times_that_were_taken_over_messages_are_due_as_they_say() -
 def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left(
     last_s: int, below_s: int | None, waits: tuple[int, int]
 ) -> None:
-    """The batch has stored nothing, so the record alone says what repeats."""
+    """The batch has stored nothing, so only the record says that the message repeats."""
     below_ms = None if below_s is None else CLOCK_MS + below_s * 1_000
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS, CLOCK_MS + 45_000, {}, READ, clock_ms=CLOCK_MS)
     last = OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
@@ -489,7 +489,7 @@ def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left
     [(75, 8), (None, 6)],
 )
 def test_record_of_a_schedule_goes_on_if_the_table_has_lost_it(last_s: int | None, number: int) -> None:
-    """As without a backup: batches have stored what followed, and nothing is there."""
+    """As without a backup: batches have stored the following occurrences, and nothing is there."""
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS + 60_000, CLOCK_MS + 90_000, READ, READ)
     last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
     handed_over = HandedOver((Progress(span, 3, last, 3, sealed_batch=6),))

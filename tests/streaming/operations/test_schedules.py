@@ -1,4 +1,4 @@
-"""Messages that repeat, across lost checkpoints: of each, one occurrence waits, and it is the right one."""
+"""Messages that repeat, across lost checkpoints: one occurrence of each waits, and it is the right one."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def published(*missed: str, every_s: int = 10, most: int | None = None) -> pa.Ta
 
 @dataclass
 class Job:
-    """Batches, a table and markers, without Spark, Kafka or Delta. Of each message only occurrences are staged.
+    """Batches, a table and markers, without Spark, Kafka or Delta. Only occurrences of the messages are staged.
 
-    `came` has the number and the instant of what is staged, by offset.
+    `came` has the number and the instant of each staged occurrence, by offset.
     """
 
     batch_settings: BatchSettings = SETTINGS
@@ -71,7 +71,7 @@ class Job:
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
 
     def waiting(self) -> pa.Table:
-        """Return what waits in the table."""
+        """Return the messages that wait in the table."""
         tables = [empty_messages()]
         for bucket, messages in self.table:
             is_overdue = not self.cutoff_ms and bucket == self.origin.overdue_bucket
@@ -144,7 +144,7 @@ def dues_of(messages: pa.Table) -> np.ndarray:
 
 
 def left_in(table: Iterable[tuple[int, pa.Table]], handed_over: HandedOver, is_older: bool) -> pa.Table:
-    """Return what `left_in_table` returns of such a table."""
+    """Return the result of `left_in_table` for such a table."""
     chunks = [{"bucket": bucket, "chunk": encode_chunk(messages)} for bucket, messages in table]
     schema = pa.schema([("bucket", pa.int64()), ("chunk", pa.binary())])
     rows = iter([pa.RecordBatch.from_pylist(chunks, schema=schema)])
@@ -155,7 +155,7 @@ def left_in(table: Iterable[tuple[int, pa.Table]], handed_over: HandedOver, is_o
 
 
 def check(job: Job, messages: pa.Table, every_s: int = 10, most: int | None = None) -> None:
-    """Check what came, and that of each message one occurrence waits, which is the next one."""
+    """Check the occurrences that came, and that one occurrence of each message waits, which is the next one."""
     waiting = job.waiting()
     offsets = waiting.column("offset").to_pylist()
     assert len(offsets) == len(set(offsets)), "one of each"
@@ -278,7 +278,7 @@ def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
 def test_a_copy_from_before_a_checkpoint_replaced_another_lacks_what_followed(
     first_bucket: int, generation: int, lacks: bool
 ) -> None:
-    """Even before a batch of the checkpoint has stored what follows. A fresh one has a new generation too."""
+    """Even before a batch of the checkpoint has stored following occurrences. A fresh one has a new generation too."""
     new = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", generation, 1, first_bucket))),))
     fences: dict[str, bool] = {}
     store = cast(Any, SimpleNamespace(newest_of=lambda _: None, is_fenced=lambda writer: fences.get(writer, False)))
@@ -317,7 +317,7 @@ def test_occurrences_that_several_batches_left_out_begin_no_second_chain() -> No
     clock_ms = START_MS + 590 * SECOND
     job.run(clock_ms, 60 * SECOND)
     for _ in range(3):
-        # Nothing is delivered in time, and the next one is not due before the cutoff.
+        # Nothing is staged in time, and the next one is not due before the cutoff.
         clock_ms += 700 * SECOND
         job.run(clock_ms, SECOND)
     job.rebuild()

@@ -31,7 +31,7 @@ ORIGIN = CheckpointOrigin("one", 1, 2)
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of an application whose topics exist, and where files can be replaced."""
+    """Settings of an application with its topics, in a storage where files can be replaced."""
     monkeypatch.setattr(guarded_log, "is_on_s3", lambda _: True)
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings, 1)
