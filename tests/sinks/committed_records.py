@@ -1,4 +1,4 @@
-"""Reads what is committed in a topic of a real broker."""
+"""Reads the committed records of a topic of a real broker."""
 
 from __future__ import annotations
 

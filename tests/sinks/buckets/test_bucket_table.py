@@ -226,7 +226,7 @@ def test_a_merge_becomes_visible_in_one_commit_and_an_older_version_stays_readab
     everything = [10, 11, 20, 21, 30, 31]
     new_parts = {name.part(0), name.part(1)}
 
-    # Whoever asks for the parts of both gets the messages once.
+    # A reader that asks for the parts of both gets the messages once.
     assert parts(store) == old_parts
     assert dues(store.chunks(0, 100, old_parts | new_parts)) == everything
     assert len(list(index_entries(store))) == len(store.files()) // 2 == 3
@@ -371,7 +371,7 @@ def test_the_offsets_are_not_read_with_the_time_slots(spark: SparkSession, store
     store.append(bucket(spark, 1, *instants, bits=31, segment_max_messages=50_000), "checkpoint", 1)
     offsets = sum(len(entry["offsets"]) for row in index_entries(store) for entry in row["index_entries"])
     assert offsets > 500_000
-    # Delta's log and the file footers take about 80,000 bytes, whatever is read.
+    # Delta's log and the file footers take about 80,000 bytes, whatever a query reads.
     assert _bytes_read(spark, slots(store, [10**9])) < offsets / 4
 
 
@@ -417,7 +417,7 @@ def _bytes_read(spark: SparkSession, rows: DataFrame) -> int:
     """Run `rows` and return how many bytes its stages read from files, as Spark counts them."""
     spark.sparkContext.setJobGroup(uuid.uuid4().hex, "bytes read")
     group = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
-    # What Parquet reads by Hadoop's vectored reads, as from Spark 4.1 on, Hadoop does not count.
+    # Hadoop does not count bytes that Parquet reads by its vectored reads, as from Spark 4.1 on.
     spark.conf.set("parquet.hadoop.vectored.io.enabled", "false")
     rows.write.format("noop").mode("overwrite").save()
     spark.conf.unset("parquet.hadoop.vectored.io.enabled")

@@ -1,4 +1,4 @@
-"""The table of sealed buckets beside others: what a cluster sets for all Delta tables, and tools on this table."""
+"""The table of sealed buckets among others: a cluster's settings for all Delta tables, and tools on this table."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _offsets(store: BucketTable, version: int | None = None) -> list[int]:
 
 
 def _maintained(store: BucketTable, cutoff_ms: int = 0) -> Maintenance:
-    """Run all steps that are due, and return what ran them."""
+    """Run all steps that are due, and return the maintenance that ran them."""
     segments = _segments(store)
     maintenance = Maintenance(
         store,

@@ -1,4 +1,4 @@
-"""The parts that a process works on: how each ends, and when one that was taken is made again."""
+"""The parts that a process works on: how each ends, and when a part that was taken is made again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _parts(problem: Exception | None = None) -> Parts[_Part]:
 
 
 def _start(parts: Parts[_Part], *numbers: int) -> list[int]:
-    """Start those of `numbers` that are missing, and return which."""
+    """Start the missing parts of `numbers`, and return their numbers."""
     new = parts.add(numbers)
     for part in new:
         part.start()
@@ -53,7 +53,7 @@ def test_a_part_works_until_it_is_closed() -> None:
     assert list(parts) == [0, 2]
     assert all(part.ended.is_set() and part.error is None for part in closing)
     parts.close([*parts])
-    # At once: nobody has taken them.
+    # At once: no other process has taken them.
     assert _start(parts, 1) == [1]
     parts.close([1])
 

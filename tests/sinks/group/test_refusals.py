@@ -1,4 +1,4 @@
-"""What a process says of a group that does not take it, and when it gives up. No broker."""
+"""How a process reports a group that does not take it, and when it gives up. No broker."""
 
 from __future__ import annotations
 

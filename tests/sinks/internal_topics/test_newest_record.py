@@ -73,7 +73,7 @@ def test_no_other_error_is_waited_for(clock: list[float]) -> None:
 
 @dataclass
 class _Polled:
-    """What a consumer's `poll` returns: a record, or the end of the partition at `at`."""
+    """The result of a consumer's `poll`: a record, or the end of the partition at `at`."""
 
     at: int
     content: bytes | None = None

@@ -52,7 +52,7 @@ def test_a_position_is_read_as_it_was_written(position: Position) -> None:
 
 
 def _below(position: Position, *offsets: int) -> list[OrderKey | None]:
-    """Return what is released at these offsets of the ready log, which is the same at 100 more of the near log."""
+    """Return the keys below which messages are released, at these ready offsets and 100 later in the near log."""
     below = [position.below_at(Place(Log.READY, offset)) for offset in offsets]
     assert below == [position.below_at(Place(Log.NEAR, offset + 100)) for offset in offsets]
     return below
@@ -75,7 +75,7 @@ def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_rele
     # Set back once more, by less.
     again = _taken_in(moved.set_back(), 30).moved(OrderKey(4, "in", 0, 0), 92, _lowest(10))
     assert [below.deliver_at_ms for below in _below(again, 11, 12, 20) if below] == [7, 5, 4]
-    # It is forgotten when it says nothing more, of either log.
+    # It is forgotten when it says nothing more about either log.
     assert again.moved(OrderKey(6, "in", 0, 0), 93, _lowest(10)).ahead == back.ahead
     assert again.moved(later, 93, _lowest(10)).ahead == ()
     assert again.moved(OrderKey(6, "in", 0, 0), 93, _lowest(12)).ahead == ()

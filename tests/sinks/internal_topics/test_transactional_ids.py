@@ -14,7 +14,7 @@ from tests.documented_rights import documented_rights
 
 _NUMBERS = range(4)
 _APPLICATIONS = st.text("ab012.-_", min_size=1, max_size=6)
-# What a name may end with to look like the ids of another.
+# Endings that make a name look like the ids of another application.
 _ENDINGS = st.sampled_from(["", "-release", "-release-0", "-release-0-1", "-0", "-lease", "-origin", "-resend", "-eu"])
 
 

@@ -19,7 +19,7 @@ IDS = {"in": "A"}
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
-    """Settings of a new application with two shards whose topics exist."""
+    """Settings of a new application with two shards and with its topics."""
     made = make_settings("bucket.shards=2")
     ensure_topics(made, 1)
     return made

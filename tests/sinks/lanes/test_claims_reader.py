@@ -41,7 +41,7 @@ def read(settings: Settings) -> Read:
 
 
 def read_there(reader: ClaimsReader) -> dict[int, list[Claim]]:
-    """Return by lane what is there."""
+    """Return the claims that are there, by lane."""
     found: dict[int, list[Claim]] = {}
     for lane, each in reader.read_there():
         found.setdefault(lane, []).append(each)
@@ -85,7 +85,7 @@ def test_all_claims_are_read_in_order_and_what_comes_after_them(settings: Settin
         assert found == {0: of_first, 1: of_second}
         assert reader.read(0.01) == []
         of_first += write_all(first, [20])
-        # A new owner, whose predecessor has left a transaction open, or not.
+        # A new owner. The owner before has left a transaction open, or not.
         of_second += write_all(open_writer(1), [30])
         follow(reader, found, {0: of_first[-1], 1: of_second[-1]})
     assert found == {0: of_first, 1: of_second}

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of a shard's hand-over: a batch, and what the ready log has of it."""
+"""Fixtures for the tests of a shard's staging: a batch, and its messages in the ready log."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ Begin = Callable[..., Attempt]
 
 @pytest.fixture
 def begin(plan: HandOverPlan) -> Iterator[Begin]:
-    """A function that begins an attempt to hand four messages over."""
+    """A function that begins an attempt to stage four messages."""
     with ThreadPoolExecutor(2) as threads:
 
         def attempt(number: int, of: HandOverPlan = plan) -> Attempt:
@@ -75,7 +75,7 @@ def begin(plan: HandOverPlan) -> Iterator[Begin]:
 
 
 def handed_over(plan: HandOverPlan) -> int:
-    """Return what the marker says, while a transaction is open."""
+    """Return the contents of the marker, while a transaction is open."""
     found = read_progress(plan.options, plan.progress_topic, 0)
     return 0 if found is None else found.messages
 

@@ -62,7 +62,7 @@ def test_chunks_hold_exactly_the_messages_in_order_and_dead_letters_apart(
     assert all(keys == sorted(keys) for keys in map(_keys, chunks))
     is_dead = [chunk.column("error_code").null_count < chunk.num_rows for chunk in chunks]
     assert all(dead != bool(chunk.column("error_code").null_count) for dead, chunk in zip(is_dead, chunks, strict=True))
-    # Of each kind, the chunks follow each other in order.
+    # The chunks of each kind follow each other in order.
     for kind in (True, False):
         keys = [key for dead, chunk in zip(is_dead, chunks, strict=True) if dead is kind for key in _keys(chunk)]
         assert keys == sorted(keys)
@@ -103,7 +103,7 @@ def test_a_chunk_spans_little_due_time_if_there_are_messages_enough() -> None:
     assert _dues(*chunks) == minute
     assert all(_dues(chunk)[-1] - _dues(chunk)[0] <= 5_000 for chunk in chunks)
     assert len(chunks) <= 15
-    # The same hour of few messages: as many as are worth a chunk.
+    # A few messages of the same minute make a single chunk.
     (few,) = ready_chunks(_due(*minute[::20], value=b"x" * 100), 0)
     assert few.num_rows == 50
 
@@ -129,7 +129,7 @@ def test_each_message_is_in_exactly_one_transaction_in_order(sizes: list[int]) -
     assert [due for each in cut for due in _dues(*each)] == _dues(*tables)
     sizes_of = [sum(table.nbytes for table in each) for each in cut]
     assert all(0 < nbytes <= 4_000 for nbytes in sizes_of)
-    # None could take in the first piece of the next one.
+    # No transaction could take in the first piece of the next one.
     assert all(nbytes + after[0].nbytes > 2_000 for nbytes, (_, after) in zip(sizes_of, pairwise(cut), strict=False))
 
 

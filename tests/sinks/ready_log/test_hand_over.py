@@ -1,4 +1,4 @@
-"""A shard's hand-over to a real broker: what a replay adds, and which writer may write."""
+"""Staging a shard's messages on a real broker: what a replay adds, and which writer may write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.messages import messages
 from tests.sinks.committed_records import committed
 from tests.sinks.ready_log.conftest import Marker, Ready
 
-# Each is larger than a transaction may be in the tests that cut them.
+# Each value is larger than a transaction may be in the tests that cut them.
 _LARGE = b"v" * 1_000
 
 
@@ -35,7 +35,7 @@ def _due(*deliver_at_ms: int, value: bytes = b"v") -> pa.Table:
 
 
 def _next(plan: HandOverPlan) -> HandOverPlan:
-    """Return the batch after that of `plan`."""
+    """Return the plan of the batch after the batch of `plan`."""
     return replace(plan, batch=replace(plan.batch, batch_id=plan.batch.batch_id + 1))
 
 
@@ -172,7 +172,7 @@ def test_a_crash_between_transactions_leaves_the_rest_to_the_next_attempt(
     with pytest.raises(InjectedFailure):
         hand_over(plan, 0, iter([due]))
     left = 4 - len(done)
-    # The next writer ends the open transaction, so that only what is committed is left.
+    # The next writer ends the open transaction, so that only committed records are left.
     assert hand_over(plan, 0, iter([due]), attempt=1)[0] == left
     assert ready(plan) == [1, 2, 3, 4]
     assert passed.count("transaction-committed") == 4

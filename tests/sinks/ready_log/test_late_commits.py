@@ -1,4 +1,4 @@
-"""A commit request that the client has repeated reaches the broker late, when the next batch is handed over."""
+"""A commit request that the client has repeated reaches the broker late, when the next batch is staged."""
 
 from __future__ import annotations
 

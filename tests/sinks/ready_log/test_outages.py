@@ -1,4 +1,4 @@
-"""A broker dies while a shard's batch is handed over, and the ready topic is lost."""
+"""A broker dies while a shard's batch is staged, and the ready topic is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def broker(frail: EmbeddedBroker) -> EmbeddedBroker:
 
 @dataclass
 class Phase:
-    """Stops a hand-over when it first passes a point, until the test releases it."""
+    """Stops the staging when it first passes a point, until the test releases it."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -62,7 +62,7 @@ class Phase:
 
 @pytest.fixture
 def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
-    """A function that stops hand-overs at a failpoint, or before the marker is read."""
+    """A function that stops the staging at a failpoint, or before the marker is read."""
     phases: dict[str, Phase] = {}
     read, failpoint = writer.read_progress, writer.failpoint
 
@@ -91,14 +91,14 @@ def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
 
 @dataclass
 class Job:
-    """The batches of one application, handed over in a thread so that the test can interfere."""
+    """The batches of one application, staged in a thread so that the test can interfere."""
 
     plan: HandOverPlan
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     batches: int = 0
 
     def begin(self, attempt: int = 0) -> Future[tuple[int, str]]:
-        """Hand over two messages in two transactions: a new batch, or the last one again if `attempt` is not 0."""
+        """Stage two messages in two transactions: a new batch, or the last one again if `attempt` is not 0."""
         self.batches += not attempt
         plan = replace(self.plan, batch=replace(self.plan.batch, batch_id=self.batches))
         return self.thread.submit(hand_over, plan, 0, iter([self._due()]), attempt)

@@ -1,4 +1,4 @@
-"""What a task hands over of its chunks: without what is cancelled or refused, and with the answers."""
+"""A task stages its chunks without cancelled or refused messages, and with the answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPIC = "delayline-in"
 
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The messages that the task gives to the writer: the choice of messages alone is tested here."""
+    """The messages that the task gives to the writer. Only the choice of messages is tested here."""
     rows: list[dict[str, Any]] = []
 
     def give(plan: object, shard: int, tables: Iterable[pa.Table], attempt: int) -> Sent:

@@ -1,4 +1,4 @@
-"""The writer host: a process like Spark's daemon starts it, and forks workers that hand over to a real broker."""
+"""The writer host: a process like Spark's daemon starts it, and forks workers that stage messages on a broker."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Answer = tuple[int, str] | BaseException
 
 @dataclass
 class Daemon:
-    """A process that has started a host, and forks a worker for each hand-over."""
+    """A process that has started a host, and forks a worker for each time it stages messages."""
 
     pid: int
     host: psutil.Process
     _commands: Connection
 
     def hand_over(self, plan: HandOverPlan, shard: int, tables: list[pa.Table]) -> tuple[int, str]:
-        """Hand over in a new worker, and return its answer or raise its error."""
+        """Stage messages in a new worker, and return its answer or raise its error."""
         self._commands.send((plan, shard, tables))
         answer: Answer = self._commands.recv()
         if isinstance(answer, BaseException):
@@ -124,8 +124,8 @@ def test_what_a_killed_worker_has_not_sent_whole_is_not_committed(
 ) -> None:
     with pytest.raises(ChildProcessError):
         daemon.hand_over(plan, 0, [_due(1), cast(pa.Table, _Killing())])
-    # The host may open the writer for the killed worker only now, and fence that of the next one. Spark tries such a
-    # task again.
+    # The host may open the writer for the killed worker only now, and fence the writer of the next one. Spark tries
+    # such a task again.
     try:
         count, _ = daemon.hand_over(plan, 0, [_due(2)])
     except DeliveryFailed:
@@ -135,7 +135,7 @@ def test_what_a_killed_worker_has_not_sent_whole_is_not_committed(
 
 
 class _Killing:
-    """In place of a table: the worker that would send it is killed."""
+    """Takes the place of a table. The worker that would send it is killed."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -210,7 +210,7 @@ def test_a_stranger_that_connects_and_says_nothing_keeps_no_task_waiting(
 
 
 class _ListenerEnds(Exception):
-    """There is no other way to end the loop."""
+    """Ends the loop, which has no other end."""
 
 
 class _PoorListener:

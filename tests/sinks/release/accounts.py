@@ -1,4 +1,4 @@
-"""What `Pending` and `EncodedChunks` keep beside their messages, against what follows from these."""
+"""Checks the counts and indexes of `Pending` and `EncodedChunks` against their messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from state.order import key_of
 
 
 def check_accounts(pending: Pending) -> None:
-    """Fail if the counts and indexes of `pending` are not those of its chunks."""
+    """Fail if the counts and indexes of `pending` do not match its chunks."""
     check_chunks(pending._merge.chunks)
     waiting = {chunk.place: chunk for chunk in pending._merge.chunks.waiting}
     opened = pending._merge.opened
@@ -25,7 +25,7 @@ def check_accounts(pending: Pending) -> None:
 
 
 def check_chunks(chunks: EncodedChunks) -> None:
-    """Fail if the counts and indexes of `chunks` are not those of its incoming and its waiting chunks."""
+    """Fail if the counts and indexes of `chunks` do not match its incoming and its waiting chunks."""
     waiting = [*chunks.waiting]
     assert waiting == sorted(waiting, key=lambda chunk: chunk.need)
     assert [*chunks._loaded] == [chunk for chunk in waiting if chunk.payload is not None]

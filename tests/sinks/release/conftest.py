@@ -43,10 +43,10 @@ _LOG = {"retention.ms": "-1", "max.message.bytes": "100000000"}
 
 @dataclass
 class ReleaseBench:
-    """An application with one shard, whose logs the test writes.
+    """An application with one shard. The test writes its logs.
 
-    `settings` and `most_refusals` are for the next release process, and `counts` are those of the last one. `broker` is
-    where the topics are read and written.
+    `settings` and `most_refusals` apply to the next release process, and `counts` belong to the last one. The topics
+    are read and written on `broker`.
     """
 
     broker: EmbeddedBroker
@@ -54,7 +54,7 @@ class ReleaseBench:
     most_refusals: int = MOST_REFUSALS
     counts: ReleaseCounts = field(default_factory=ReleaseCounts)
     prepared: list[ShardRelease] = field(default_factory=list)
-    # The offset after the last chunk that was handed over, by log.
+    # The offset after the last staged chunk, by log.
     ends: dict[Log, int] = field(default_factory=lambda: dict.fromkeys(Log, 0))
 
     @property
@@ -102,21 +102,21 @@ class ReleaseBench:
         return release
 
     def wait(self, release: ShardRelease) -> None:
-        """Wait until `release` has released all that was handed over. Raises its error if it ends before."""
+        """Wait until `release` has released all staged messages. Raises its error if it ends before."""
         assert_eventually(lambda: release.ended.is_set() or self.is_done(release), _TIMEOUT_S, "the release")
         if release.error is not None:
             raise release.error
         assert not release.ended.is_set(), "the shard was taken"
 
     def is_done(self, release: ShardRelease) -> bool:
-        """Return whether `release` has released all that was handed over."""
+        """Return whether `release` has released all staged messages."""
         position = release.position
         if position is None or not release.drained:
             return False
         return all(position.of(log).lowest >= end for log, end in self.ends.items())
 
     def release(self, *chunks: pa.Table) -> int:
-        """Hand over `chunks`, release all that is handed over, and return how many messages this released.
+        """Stage `chunks`, release all staged messages, and return how many messages this released.
 
         Raises the error of the release.
         """
@@ -141,7 +141,7 @@ class ReleaseBench:
 
     @property
     def released(self) -> int:
-        """How many messages are released, as the committed position says that can be read now."""
+        """The number of released messages, by the committed position that can be read now."""
         position = self.position
         return 0 if position is None else position.released
 
@@ -157,7 +157,7 @@ class ReleaseBench:
         return committed(self.broker, topic)
 
     def close(self) -> None:
-        """Stop what still runs."""
+        """Stop all releases that still run."""
         for release in self.prepared:
             release.stop()
         for release in self.prepared:

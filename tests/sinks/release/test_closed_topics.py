@@ -1,4 +1,4 @@
-"""Output topics that are gone, barred or cut short: when they count as that, and what becomes of their messages."""
+"""Output topics that are gone, barred or cut short: when they count as such, and where their messages go."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _OPEN = TopicAccess("open", 4)
 
 
 class _Broker(threading.Event):
-    """What a broker says about topics, and a clock; to wait on it takes no time."""
+    """A broker's answers about topics, and a clock. Waiting on it takes no time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 100.0
         self.topics: dict[str, TopicAccess] = {"delayline-position": TopicAccess("open", 1)}
-        # What it says from later on: after so many seconds, by topic.
+        # Its answers after the first wait, by topic.
         self.later: dict[str, TopicAccess] = {}
         self.asked = 0
 
@@ -60,7 +60,7 @@ class _Broker(threading.Event):
 
 @pytest.fixture
 def broker_says(monkeypatch: pytest.MonkeyPatch) -> _Broker:
-    """What the broker says, to be changed."""
+    """The broker's answers, which a test may change."""
     broker = _Broker()
     monkeypatch.setattr(closed_topics, "topic_access", broker.access)
     monkeypatch.setattr(closed_topics, "time", broker)
@@ -69,7 +69,7 @@ def broker_says(monkeypatch: pytest.MonkeyPatch) -> _Broker:
 
 @pytest.fixture
 def closed() -> ClosedTopics:
-    """What a process knows at first: no closed topic."""
+    """The state of a new process: no topic is known to be closed."""
     return ClosedTopics(Settings(), {})
 
 
@@ -90,7 +90,7 @@ def test_a_topic_is_closed_once_a_broker_has_said_so_twice(
     assert (broker_says.asked, broker_says.now_s) == (2, 103)
     assert text in str(closed.now["side"].error)
     assert closed.now["side"].partitions == access.partitions
-    # That is nothing new any more.
+    # The topic is already closed.
     assert not closed.confirm({"side": 4}, broker_says)
 
 

@@ -1,4 +1,4 @@
-"""What a release process counts of its transactions."""
+"""The counts that a release process keeps of its transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunks that are not decoded, against what each of them should be: incoming, waiting, or gone; loaded, or not."""
+"""The chunks that are not decoded, against the expected state of each: incoming, waiting, or gone; loaded, or not."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_message_expires_by_the_policies_of_its_input_topic(
     found = OWN.objection(record, clock_ms)
     assert (found is None) == (why is None)
     assert found is None or (why or "") in str(found)
-    # Whatever expires is doubted.
+    # Every expired message is doubted.
     assert found is None or OWN.doubted(batch, clock_ms).tolist() == [True]
     assert OWN.expired(batch, clock_ms).tolist() == [why is not None]
 

@@ -43,6 +43,6 @@ def test_a_shard_that_was_idle_for_long_releases_again(bench: ReleaseBench, capl
             bench.wait(release)
             time.sleep(3 * _EXPIRATION_S)
     bench.stop(release)
-    # What the test is about has happened.
+    # The case that this test is about has occurred.
     assert "Kafka does not answer" in caplog.text
     assert ids(bench.read(output)) == list(range(handed_over))

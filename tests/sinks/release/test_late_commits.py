@@ -17,7 +17,7 @@ from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
 
 @pytest.fixture
 def bench(proxied: EmbeddedBroker, make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> ReleaseBench:
-    """An application whose messages are written ten seconds ahead, each in a transaction of its own."""
+    """An application that writes messages ten seconds ahead, each in a transaction of its own."""
     # No transaction without messages is held in place of theirs, however slow the machine is.
     monkeypatch.setattr(shard, "_IDLE_S", 3_600.0)
     return make_bench(proxied, "release.lead=10s", "release.transaction_messages=1")
@@ -60,7 +60,7 @@ def test_a_commit_that_comes_late_releases_nothing_early_and_nothing_twice(
     arrivals_ms = _arrivals_ms(bench, len(dues_ms) - 1)
     bench.wait(release)
     bench.stop(release)
-    # The next process uses all producers. What was due before would go out in one transaction.
+    # The next process uses all producers. Messages that were already due would go out in one transaction.
     last_ms = now_ms() + PRODUCERS
     assert bench.release(_due(bench, len(dues_ms), *range(last_ms - PRODUCERS, last_ms))) == PRODUCERS
     assert [number for number, arrival_ms in arrivals_ms if arrival_ms < dues_ms[number]] == []

@@ -62,7 +62,7 @@ class _Logs:
         return chunk_record(dict(self.chunks)[place])
 
     def ends(self, after: int = 1) -> dict[Log, int]:
-        """Return where each log ends as far as it is visible: up to the next chunk, or `after` its last one."""
+        """Return the visible end of each log: where the next chunk is, or `after` its last one."""
         ends = {}
         for log in Log:
             seen = [place.offset for place, _ in self.chunks[: self.visible] if place.log is log]
@@ -79,7 +79,7 @@ class _Release:
     limits: Limits
     committed: Position = field(default_factory=Position)
     seen: list[OrderKey] = field(default_factory=list)
-    # How much was planned when a message arrived: if it comes before that, it is late.
+    # The last planned message when a message arrived. A message that comes before that is late.
     planned_below: dict[OrderKey, OrderKey] = field(default_factory=dict)
     max_bytes: int = sys.maxsize
     # How many chunks were read again.
@@ -139,7 +139,7 @@ class _Release:
         return planned is not None
 
     def come_to_end(self) -> dict[Log, int]:
-        """Pass the ends of the logs, if nothing is pending: where the next chunks will be, after other records."""
+        """Pass the ends of the logs, if nothing is pending, up to where the next chunks will be after other records."""
         ends = self.logs.ends(after=3)
         self.pending.reach(ends)
         planned = self.pending.past()
@@ -161,7 +161,7 @@ class _Release:
                 assert any(offsets <= set(chunk.column("offset").to_pylist()) for _, chunk in self.logs.chunks)
 
     def memory_is_bounded(self) -> bool:
-        """Return whether what is in memory is within its bound, but for what is in order and one message a chunk."""
+        """Return whether memory is within its bound, apart from the messages in order and one message of each chunk."""
         # No message has more.
         least_bytes = sum(table.slice(0, 1).nbytes for _, table in self.logs.chunks)
         bound: int = self.pending.max_bytes + self.pending._merge.current.nbytes + least_bytes
@@ -268,7 +268,7 @@ def test_late_messages_go_together_as_far_as_the_limits_of_their_topics_allow_an
     most: dict[Rated, int], together: list[int]
 ) -> None:
     first = messages([{"deliver_at_ms": 1_000}])
-    # Each chunk has three to "a", and three to "b", due before what is released by then.
+    # Each chunk has three to "a", and three to "b", due before the messages that are released by then.
     late = [
         messages({"deliver_at_ms": 1, "offset": 10 * n + at, "output_topic": "ab"[at % 2]} for at in range(6))
         for n in range(1, 6)
@@ -296,7 +296,7 @@ def test_a_chunk_that_comes_again_is_ignored() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_after_a_crash_none_is_missing_of_messages_that_have_one_key(most: int) -> None:
-    # The input topic was made anew, and its messages are due at the same instant as those before.
+    # The input topic was created again, and its messages are due at the same instant as the messages before.
     rows = [{"deliver_at_ms": 1_000, "offset": offset} for offset in (0, 1, 1, 1, 2, 3, 3)]
     release = _Release(_Logs.of([(0, messages(rows))]), Limits(most, 1_000_000, 20))
     release.arrive(1)
@@ -327,7 +327,7 @@ def test_it_tells_which_topics_its_messages_are_for_wherever_they_are() -> None:
 @pytest.mark.parametrize("count", [3, 4, 5, 9])
 @pytest.mark.parametrize("max_bytes", [2_000, 4_000, 8_000])
 def test_messages_with_one_key_are_released_though_memory_is_short(count: int, max_bytes: int) -> None:
-    # The input topic was made anew, and its messages are due at the same instant as those before.
+    # The input topic was created again, and its messages are due at the same instant as the messages before.
     rows = [{"deliver_at_ms": 1_000, "offset": at // 2, "value": bytes(500)} for at in range(2 * count)]
     release = _Release(_Logs.of([(0, messages(rows))]), Limits(1_000, 1_000_000, 20))
     release.max_bytes = release.pending.max_bytes = max_bytes
@@ -341,7 +341,7 @@ _SPREAD_CHUNKS, _SPREAD_MS = 25, 600_000
 
 
 def _spread_widely() -> _Logs:
-    """Return a log of chunks of which each has messages of ten minutes: 100 of 1 kB."""
+    """Return a log of chunks, each with messages of ten minutes: 100 of 1 kB."""
     chance, value = np.random.default_rng(1), bytes(1_000)
     dues = chance.integers(0, _SPREAD_MS, (_SPREAD_CHUNKS, 100))
     rows = [
@@ -388,13 +388,13 @@ def test_between_late_messages_those_that_are_due_have_their_turn_unless_somethi
 
     add(Place(Log.NEAR, 0), {1: 1_000, 2: 1_050, 3: 1_090, 4: 1_300})
     assert plan(900) == [1]
-    # Many answers, and behind them what is due much later.
+    # Many answers, and behind them a message that is due much later.
     for at in range(3):
         add(Place(Log.READY, at), {10 + at: 500 + at, 20 + at: 500 + at})
     add(Place(Log.READY, 3), {30: 60_000})
     assert [plan(990) for _ in range(5)] == [[10, 20], [2], [11, 21], [3], [12, 22]]
     assert plan(1_250) == [4]
-    # What is hidden now is due before the others.
+    # Now the hidden message is due before others.
     add(Place(Log.NEAR, 1), {5: 2_050, 6: 2_080})
     for at in range(2):
         add(Place(Log.READY, 4 + at), {40 + at: 500, 50 + at: 500})

@@ -28,7 +28,7 @@ SHARDS = {0, 1}
 
 
 class Running:
-    """A release process in a thread; `error` is what it ended with."""
+    """A release process in a thread. `error` is the error that it ended with."""
 
     def __init__(self, settings: Settings, refused_limit_s: float = 60) -> None:
         self.process = ReleaseProcess(settings, MEMBER, refused_limit_s)
@@ -100,7 +100,7 @@ def test_a_process_that_is_fenced_joins_its_group_again_once(prepared: Settings,
 
 @contextmanager
 def foreign_consumer(settings: Settings, **options: str) -> Iterator[Consumer]:
-    """Have shards in the group as a consumer that is no release process."""
+    """Have shards in the group as a consumer that is not a release process."""
     own = {"group.id": release_group(settings).id, "client.id": "foreign", "log_level": 0}
     consumer = Consumer({"bootstrap.servers": settings.kafka.bootstrap_servers, **own, **options})
     # `consumer.assignment()` would hang while another thread polls.
@@ -138,7 +138,7 @@ def test_a_shard_gets_the_memory_of_those_that_other_processes_take(prepared: Se
 
 
 def ends_refused(running: Running, caplog: pytest.LogCaptureFixture, *words: str) -> None:
-    """Wait until the group has refused the process for as long as it may, and see what is said of that."""
+    """Wait until the group has refused the process for as long as it may, and check the report of that."""
 
     def is_refused() -> bool:
         sentence = running.process.group.refusals.sentence
@@ -179,7 +179,7 @@ def test_a_process_whose_group_has_a_foreign_consumer_warns_once_and_ends_by_nam
         pytest.param(
             {"group.max.size": "1"},
             ("group has reached maximum size", "raise group.max.size of the brokers"),
-            # The sentence is that of tests/sinks/group/test_refusals.py.
+            # tests/sinks/group/test_refusals.py has the same sentence.
             marks=pytest.mark.thorough,
         ),
     ],

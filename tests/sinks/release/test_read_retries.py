@@ -32,7 +32,7 @@ class _Clock:
 
 
 class _Reader:
-    """A shard without records, whose broker is away from time to time."""
+    """A shard without records. Its broker is away from time to time."""
 
     def __init__(self) -> None:
         self.is_away = True

@@ -1,4 +1,4 @@
-"""Taking back what is handed over, in the core of the release stage: random logs, requests, crashes and memory.
+"""Recalling staged messages, in the core of the release stage: random logs, requests, crashes and memory.
 
 A message may lie in the near log, written before the request for it, and be read after the request.
 """
@@ -35,7 +35,7 @@ from tests.sinks.release.accounts import check_accounts
 
 
 def _replaces(offset: int) -> bool:
-    """Return whether the request at `offset` is that of a message which takes the place of another."""
+    """Return whether the request at `offset` belongs to a message that takes the place of another."""
     return bool(offset % 2)
 
 
@@ -60,7 +60,7 @@ _LIMITS = st.builds(Limits, st.integers(1, 20), st.sampled_from([1, 3_000, 1_000
 
 @dataclass
 class _Shard:
-    """One of `shards` shards: its logs, a release process that may die, and what is committed.
+    """One of `shards` shards: its logs, a release process that may die, and its committed position.
 
     The near log is read as far as `near_read`: an open transaction hides what follows.
     """
@@ -87,7 +87,7 @@ class _Shard:
     passed_on: list[pa.Table] = field(default_factory=list)
     # The messages that the recalled topic has.
     recorded: set[int] = field(default_factory=set)
-    # When each message was due when it was handed over, and those that have come out as due sooner.
+    # The due time of each message when it was staged, and the messages that have come out as due sooner.
     dues: dict[int, int] = field(default_factory=dict)
     sooner: set[int] = field(default_factory=set)
     # The requests that want their message to be due at once.
@@ -126,9 +126,9 @@ class _Shard:
             self.dues |= {row["offset"]: row["deliver_at_ms"] for row in rows}
             self.messages += len(rows)
         else:
-            # What the job knows to be cancelled it answers itself.
+            # The job itself answers requests for messages that it knows to be cancelled.
             asked = [each for each in numbers if "cancelled" not in self.results.get(each, ())]
-            # Everything that is handed over is due before 2,001.
+            # All staged messages are due before 2,001.
             since_ms = self.now_ms if asked_ms is None else asked_ms
             undecided = Undecided(_START_MS + 2_001, since_ms, self.shards, self.shards - 1)
             self.delivering |= {
@@ -272,7 +272,7 @@ def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
     assert shard.seen == Counter(set(range(shard.messages)) - cancelled)
     assert not any(shard.results[each] & {"too-late", "due-now"} for each in cancelled)
     assert shards == 2 or not shard.passed_on
-    # The logs are done with, and all that was handed over counts as released.
+    # The logs are done with, and all staged messages count as released.
     for log, records in shard.logs.items():
         assert shard.pending.position.of(log).lowest == shard.pending.position.of(log).taken_in == len(records)
     assert shard.pending.position.released == shard.messages + shard.requests
@@ -294,7 +294,7 @@ def test_an_ask_goes_on_to_the_shard_that_has_the_message_and_is_answered_there(
     second.now_ms += 1_000
     second.settle()
     assert second.seen == Counter([0])
-    # Each ask counts where it was handed over.
+    # Each request counts where it was staged.
     assert (first.committed.released, second.committed.released) == (1, 2)
 
 
@@ -406,7 +406,7 @@ def test_chunks_that_cannot_have_the_message_are_not_searched_for_it(searched: l
     while not shard.results:
         shard.settle()
     assert shard.results == {4: {"cancelled"}, 5_000: {"too-late"}}
-    # That of the one chunk.
+    # The search was in the ids of the one chunk.
     assert searched == [2]
 
 
@@ -463,7 +463,7 @@ def test_what_was_taken_out_is_remembered_however_long_a_broker_does_not_answer(
     shard.arrive("messages", [500, 600])
     shard.arrive("requests", [0])
     shard.settle()
-    # Nothing is planned meanwhile, and the job may not have read what was recalled.
+    # Nothing is planned meanwhile, and the job may not have read the recalled message.
     shard.now_ms += 3 * REMEMBERED_MS
     shard.plan(0)
     shard.commit()
@@ -489,7 +489,7 @@ def test_a_message_that_shall_be_due_now_comes_out_with_the_answer_and_once(log:
     shard.settle()
     shard.now_ms += 100
     shard.arrive("requests", [1, 3], delivers=[True, True])
-    # What is planned and not committed is planned again by the next process.
+    # The next process plans again whatever was planned and not committed.
     assert shard.plan(0)
     shard.open()
     assert shard.plan(0)
@@ -537,7 +537,7 @@ def test_answers_do_not_wait_for_the_clock_of_the_job_which_is_ahead() -> None:
 
 def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> None:
     shard = _Shard(Limits(100, 1_000_000, 20), 1)
-    # Of an input topic that was made anew: at the same time too.
+    # The input topic was created again, and two messages of one id are due at the same time.
     shard.arrive("messages", [500, 700])
     shard.messages = 0
     shard.arrive("messages", [500, 900])
@@ -571,7 +571,7 @@ def test_what_is_taken_out_is_not_a_later_message_with_its_id(log: str, is_short
     assert shard.results == {0: {"cancelled"}}
     if crashes:
         shard.open()
-    # Of an input topic that was created again.
+    # The input topic was created again.
     shard.messages = 0
     shard.arrive(log, [700])
     shard.read_near(1)

@@ -1,4 +1,4 @@
-"""What a shard knows of the messages that it has released last."""
+"""The messages that a shard has released last, as it remembers them."""
 
 from __future__ import annotations
 

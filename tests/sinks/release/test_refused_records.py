@@ -35,7 +35,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["described", "hidden"])
 def visible_or_hidden(bench: ReleaseBench, request: pytest.FixtureRequest) -> ReleaseBench:
-    """An application whose topics' limits are visible, or hidden so that only a refusal shows them."""
+    """An application with topics that show their limits, or hide them so that only a refusal shows them."""
     if request.param == "hidden":
         request.getfixturevalue("hidden")
     return bench
@@ -65,10 +65,10 @@ def test_a_record_without_a_key_becomes_a_dead_letter_if_keys_are_required_and_t
     bench.hand_over(_due(compacted, [{}, elsewhere, {**bad, **traced}, {}, bad, elsewhere, {}, bad]))
     release = bench.start()
     bench.wait(release)
-    # What comes next is released by the same process.
+    # Later messages are released by the same process.
     bench.hand_over(_due(compacted, [{}, bad, {}], first=8))
     bench.wait(release)
-    # What a topic requires may change while a process runs.
+    # The requirements of a topic may change while a process runs.
     configure(topic, **{"cleanup.policy": "compact"})
     bench.hand_over(_due(topic, [{}, bad, {}], first=11))
     bench.wait(release)
@@ -171,7 +171,7 @@ def test_many_refused_records_of_a_transaction_are_found_at_once(
     assert bench.release(_due(compacted, [{"key": None} if n in bad else {} for n in range(1_000)])) == 1_000
     assert values(bench.read(compacted)) == [n for n in range(1_000) if n not in bad]
     assert sorted(values(bench.read(bench.dead_letter))) == sorted(bad)
-    # The first one, that of the search, and the last.
+    # The first ring, the ring of the search, and the last one.
     assert len(rings) == 3
 
 
@@ -188,7 +188,7 @@ def test_all_that_a_transaction_has_for_a_topic_becomes_dead_letters_if_it_refus
     assert sorted(values(letters)) == [*range(1, 200, 2)]
     texts = [read_letter(received(each, 0)) for each in letters]
     assert {each.code for each in texts if each is not None} == {"record-refused"}
-    # Of the first transaction four refusals, and of the second one a single one.
+    # The first transaction has four refusals, and the second one has a single refusal.
     assert len(rings) == 6
 
 
@@ -227,7 +227,7 @@ def test_a_release_that_is_stopped_searches_no_further_and_the_next_one_releases
 def test_records_that_several_topics_refuse_in_turn_are_all_found(
     bench: ReleaseBench, compacted: str, make_topic: MakeTopic
 ) -> None:
-    # The broker answers for each topic apart: whose refusal comes first is chance.
+    # The broker answers for each topic separately, and it is chance which refusal comes first.
     other = make_topic(**{"cleanup.policy": "compact"})
     due = _due(compacted, [{"output_topic": (compacted, other)[n % 2]} | ({"key": None} if n in {4, 5} else {})
                            for n in range(10)])  # fmt: skip
@@ -266,7 +266,7 @@ def test_what_was_refused_is_forgotten_once_it_is_released(
     bench.hand_over(_due(compacted, [{}], first=2))
     bench.wait(release)
     asked.clear()
-    # Only before a record is refused are the topics asked again.
+    # The topics are asked again only before a record is refused.
     bench.hand_over(_due(compacted, [{}], first=3))
     bench.wait(release)
     assert asked == []
@@ -301,7 +301,7 @@ def test_a_topic_that_takes_no_timestamp_ahead_of_its_brokers_clock_costs_no_rin
     assert [message.timestamp()[1] for message in bench.read(strict)] == dues[::2]
     assert [message.timestamp()[1] for message in bench.read(topic)] == dues[1::2]
     assert bench.read(bench.dead_letter) == []
-    # What is hidden is learned by one refusal.
+    # A hidden limit is learned by one refusal.
     is_hidden = request.node.callspec.params["visible_or_hidden"] == "hidden"
     assert len(rings) <= 1 + is_hidden
 
@@ -371,7 +371,7 @@ def test_a_dead_letter_for_a_former_dead_letter_topic_that_refuses_it_keeps_its_
     visible_or_hidden: ReleaseBench, compacted: str
 ) -> None:
     bench = visible_or_hidden
-    # Handed over before topics.dead_letter was changed.
+    # Staged before topics.dead_letter was changed.
     rejected = {"key": None, "headers": headers(("trace", b"7")), "error_code": "bad-cancel", "error_text": "no id"}
     assert bench.release(_due(compacted, [{}, rejected, {}])) == 3
     assert values(bench.read(compacted)) == [0, 2]
@@ -387,7 +387,7 @@ def test_a_message_that_the_dead_letter_topic_refuses_becomes_a_stub_with_its_er
 ) -> None:
     bench = visible_or_hidden
     configure(bench.dead_letter, **{"cleanup.policy": "compact"})
-    # Handed over when the dead-letter topic was an output topic.
+    # Staged when the dead-letter topic was an output topic.
     due = _due(bench.dead_letter, [{}, {"key": None, "headers": headers(("trace", b"7"))}, {}])
     assert bench.release(due) == 3
     records = [received(record, 0) for record in bench.read(bench.dead_letter)]

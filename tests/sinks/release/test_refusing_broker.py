@@ -57,7 +57,7 @@ def _other(bench: ReleaseBench) -> str:
 
 
 def _due(bench: ReleaseBench, count: int, first: int = 0) -> pa.Table:
-    """Return messages to the output topic and to the other one in turn, whose values are their numbers."""
+    """Return messages to the output topic and to the other one in turn, with their numbers as values."""
     topics = bench.settings.topics.output, _other(bench)
     return messages(
         {"offset": n, "output_topic": topics[n % 2], "key": b"k", "value": b"%d" % n, "deliver_at_ms": 70}

@@ -51,7 +51,7 @@ def test_a_refused_record_has_the_brokers_text_and_where_to_look(code: int) -> N
 
 
 class _Report:
-    """What the client tells of a record that the broker has."""
+    """The client's report on a record that the broker has."""
 
     def __init__(self, partition: int, offset: int | None) -> None:
         self._partition, self._offset = partition, offset

@@ -21,7 +21,7 @@ _ALWAYS_CHECKING = {"log.retention.check.interval.ms": "100", "log.initial.task.
 
 @pytest.fixture(scope="module")
 def tidy(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker that deletes what is too old at once."""
+    """A broker that at once deletes records that are too old."""
     with quick_broker(tmp_path_factory.mktemp("tidy"), properties=_ALWAYS_CHECKING, heap="512m") as running:
         yield running
 

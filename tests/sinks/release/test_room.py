@@ -1,4 +1,4 @@
-"""What a transaction has room for."""
+"""How many messages a transaction has room for."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _released(bench: ReleaseBench) -> list[int]:
 
 @contextmanager
 def _receiving(bench: ReleaseBench) -> Iterator[Callable[[], list[tuple[int, int]]]]:
-    """A subscriber of committed records; gives a function that returns (due time, time of receipt) of what has come."""
+    """Subscribes to committed records, and gives a function that returns (due time, time of receipt) of each so far."""
     topic = bench.settings.topics.output
     consumer = Consumer({**bench.options, "group.id": "test", "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -148,7 +148,7 @@ def test_a_clock_that_was_set_far_back_aborts_what_is_written_ahead_and_it_is_re
     stopped.released.set()
     assert_eventually(lambda: "clock was set back" in caplog.text, 60)
     assert _released(bench) == []
-    # What comes meanwhile and is due now is released first.
+    # Messages that come meanwhile and are due now are released first.
     bench.hand_over(_due(bench, [clock.now_ms()], first=5))
     assert_eventually(lambda: bench.released == 1, 60)
     assert _released(bench) == [5]
@@ -186,7 +186,7 @@ def test_after_a_clock_that_was_ahead_messages_come_in_order_when_they_are_due(
     assert_eventually(lambda: bench.released == 1, 60)
     clock.ahead_ms = 0
     soon = clock.now_ms() + 3_000
-    # Most are due before what is released.
+    # Most are due before the released messages.
     bench.hand_over(_due(bench, [soon, soon + 20 * 60_000], first=10), _due(bench, [soon - 1, soon + 1], first=20))
     with _receiving(bench) as receive:
         assert_eventually(lambda: len(receive()) >= 4, 60)
@@ -194,7 +194,7 @@ def test_after_a_clock_that_was_ahead_messages_come_in_order_when_they_are_due(
         assert [due_ms for due_ms, _ in receive()] == [ahead_ms, soon - 1, soon, soon + 1]
         assert all(received_ms + clock.ahead_ms >= due_ms for due_ms, received_ms in receive()[1:])
     assert caplog.text.count("clock was set back") == 1
-    # The next process knows both what is released by the clock that was ahead and what is since.
+    # The next process knows the messages released by the clock that was ahead, and those released since.
     bench.stop(release)
     position = bench.position
     assert position is not None
@@ -263,7 +263,7 @@ def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(
 
 
 class _Ring:
-    """A ring whose topics refuse some messages, by their ids."""
+    """A ring with topics that refuse some messages, by their ids."""
 
     is_worn = False
 
@@ -348,7 +348,7 @@ def test_processes_that_take_the_shard_from_each_other_in_the_midst_of_it_releas
     bench.hand_over(_due(bench, [1] * 1_000))
     while (before := bench.released) < 1_000:
         release = bench.start()
-        # Of two that open at the same time, both may end. In the end, one of them has the shard to itself.
+        # If two open at the same time, both may end. In the end, one of them has the shard to itself.
         most = min(before + 200, 1_000) if len(bench.prepared) < 5 else 1_000
         _wait_for(release, bench, most)
     assert [release.error for release in bench.prepared] == [None] * len(bench.prepared)
@@ -399,7 +399,7 @@ def test_what_is_pending_takes_no_more_memory_than_allowed_and_is_read_again_whe
     monkeypatch.setattr(shard_module, "Pending", Watched)
     bench.change("release.max_bytes=16777216")
     rng = np.random.default_rng(7)
-    # 60 MB. What is needed last comes first.
+    # 60 MB. The messages that are needed last come first.
     for at in range(5_950, -50, -50):
         rows = [{"offset": at + n, "deliver_at_ms": 1 + at + n, "output_topic": bench.settings.topics.output,
                  "value": rng.bytes(10_000)} for n in range(50)]  # fmt: skip

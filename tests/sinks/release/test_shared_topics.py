@@ -1,4 +1,4 @@
-"""Output topics that others write to too, or whose brokers set the timestamps, as docs/subscribe.md describes them."""
+"""Output topics that others write to too, or with timestamps set by their brokers, as docs/subscribe.md has them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def limit(configure: Configure) -> Callable[[str, int], None]:
 
 @pytest.fixture
 def bench(bench: ReleaseBench, limit: Callable[[str, int], None]) -> ReleaseBench:
-    """An application whose dead-letter topic accepts 20 kB."""
+    """An application with a dead-letter topic that accepts 20 kB."""
     limit(bench.dead_letter, 20_000)
     return bench
 
@@ -62,7 +62,7 @@ def test_recalls_go_in_batches_that_a_small_recalled_topic_takes(
     )  # fmt: skip
     bench.hand_over(messages(requests))
     release = bench.start()
-    # The answers, and what they take out.
+    # The answers, and the messages that they take out.
     assert_eventually(lambda: release.ended.is_set() or bench.released == 2 * count, 60)
     assert release.error is None
     assert len(bench.read(bench.settings.recalled_topic)) == count
@@ -292,7 +292,7 @@ def test_messages_that_are_too_large_together_for_a_hidden_limit_are_released_in
     release = bench.start()
     bench.hand_over(messages(rows))
     bench.wait(release)
-    # Each halves what a batch of the topic may have; and the last one is that of the large message.
+    # Each refusal halves the largest batch of the topic. The last refusal is for the large message.
     assert len(rings) < 10
     before = len(rings)
     bench.hand_over(_batch(small, *many, first=1_000))

@@ -102,7 +102,7 @@ def test_the_newest_record_is_read_without_permission_on_a_group(
 
 
 class _Polled:
-    """What a consumer's `poll` returns: a record's value, or an error. The partition ends at offset 9."""
+    """The result of a consumer's `poll`: a record's value, or an error. The partition ends at offset 9."""
 
     def __init__(self, value: bytes | None, code: int | None) -> None:
         self._value, self._error = value, None if code is None else KafkaError(code)

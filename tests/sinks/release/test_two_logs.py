@@ -1,4 +1,4 @@
-"""A shard releases what lies in its ready log and in its near log together, with a real broker."""
+"""A shard releases the messages of its ready log and of its near log together, with a real broker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_messages_of_both_logs_come_in_order_of_their_due_times_and_once_over_re
         release = bench.start()
     bench.wait(release)
     assert releases == 3
-    # What became due while no process had the shard comes in order too.
+    # Messages that became due while no process had the shard come in order too.
     assert ids(bench.read(bench.settings.topics.output)) == sorted(numbers, key=lambda n: dues[n])
     position = bench.position
     assert position is not None
@@ -74,7 +74,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     release = bench.start()
     bench.hand_over(_chunk(bench, {1: 1}))
     assert_eventually(lambda: bench.is_done(release), 60)
-    # One forwarder's open transaction hides what another one has committed, which is asked for.
+    # One forwarder's open transaction hides a message that another one has committed. The request is for that message.
     forwarder.begin_transaction()
     value, headers = chunk_record(_chunk(bench, {2: 2}))
     forwarder.produce(settings.near_topic, value, None, 0, headers=headers)
@@ -84,7 +84,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     undecided = Undecided(later + 1, now_ms(), shards=1, left=0, epoch=7).to_bytes()
     soon = now_ms() + 1_500
     bench.hand_over(_chunk(bench, {5: soon}), messages([{**request, "value": undecided}]))
-    # What was taken in before the request goes out meanwhile.
+    # Messages that were taken in before the request go out meanwhile.
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5], 60)
     assert bench.read(settings.results_topic) == []
     assert not release.drained
@@ -98,7 +98,7 @@ def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5, 2], 60)
     position = bench.position
     assert position is not None
-    # The chunk of what was cancelled has another message, and the request is read again after a crash.
+    # The chunk of the cancelled message has another message, and the request is read again after a crash.
     assert (position.near.lowest, position.ready.lowest) == (1, 2)
 
 

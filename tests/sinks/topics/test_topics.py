@@ -120,7 +120,7 @@ def test_internal_topics_are_created_in_the_form_that_the_job_needs(
     keys = ["cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"]
     topics = (settings.ready_topic, settings.progress_topic, settings.position_topic)
     ready, *others = (_configs(admin, topic, keys) for topic in topics)
-    # What is handed over is deleted by nobody but the release stage, and a chunk may be as large as a request.
+    # Only the release stage deletes staged messages. A chunk may be as large as a request to a broker.
     assert list(ready.values()) == ["delete", "-1", "-1", "100000000"]
     assert [other["cleanup.policy"] for other in others] == ["compact", "compact"]
 
@@ -163,7 +163,7 @@ def test_internal_topics_grow_with_the_shards_and_never_shrink(settings: Setting
     for shards, partitions in ((5, 5), (3, 5)):
         ensure_shards(settings, shards)
         assert_eventually(lambda: {check_topics(settings)[topic] for topic in sharded} == {partitions}, 10)  # noqa: B023
-        # One partition is that of no lane, and of no shard.
+        # One partition belongs to no lane, and to no shard.
         with_one_more = (settings.claims_topic, settings.recalled_topic)
         assert {check_topics(settings)[topic] for topic in with_one_more} == {partitions + 1}
     assert check_topics(settings)[settings.lease_topic] == 1
@@ -229,14 +229,14 @@ def test_below_the_offset_at_an_instant_all_records_are_older_whatever_their_tim
         return [at[name, number] for number in range(4)]
 
     before = {hours: offsets(now_ms - hours * HOUR) for hours in (70, 45, 35, 2, 0)}
-    # Of a partition without a younger record, all are old; one that has none has nothing old.
+    # All records of a partition without a younger record are old. An empty partition has no old ones.
     assert before == {70: [0, 0, 0, 0], 45: [1, 2, 0, 1], 35: [1, 2, 0, 2], 2: [3, 2, 0, 3], 0: [5, 2, 0, 3]}
     assert offsets(-1) == [0, 0, 0, 0], "Kafka takes it for the next offset"
     with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
         admin.delete_records({TopicPartition(name, 0): 2, TopicPartition(name, 3): 3})
     producer.produce(name, b"x", partition=3, timestamp=now_ms - 50 * HOUR)
     assert producer.flush(30) == 0
-    # What was deleted is old, and what comes later does not make anything young again.
+    # Deleted records are old, and later records do not make any of them young again.
     assert offsets(now_ms - 45 * HOUR) == [2, 2, 0, 4]
 
 
