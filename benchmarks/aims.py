@@ -15,7 +15,7 @@ FAULTS = ("early", "inversions", "out_of_order", "lost", "duplicates", "altered"
 
 # The lateness (ms) that a subscriber may expect at the default settings, by percentile.
 LATENESS_MS = {"p50": 15.0, "p99": 35.0, "p99.9": 60.0}
-# Of the messages. Those that were not handed over in time are held to no order.
+# The least share of messages that must be held to their order. Messages that were not staged in time are not.
 LEAST_HELD = 0.5
 
 

@@ -1,8 +1,8 @@
 """Asks a running job to cancel messages at a rate, and reads the answers, in a separate process.
 
-`python -m benchmarks.asker BOOTSTRAP TOPIC PARTITIONS RESULTS COUNT RATE SECONDS` cancels messages at random, each
-once, of the first COUNT of TOPIC, whose message n is in partition n modulo PARTITIONS. RESULTS is the results topic,
-with as many partitions. It prints one line of JSON.
+`python -m benchmarks.asker BOOTSTRAP TOPIC PARTITIONS RESULTS COUNT RATE SECONDS` cancels random messages among the
+first COUNT of TOPIC, each once. Message n is in partition n modulo PARTITIONS. RESULTS is the results topic, with the
+same number of partitions. The program prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Answers:
         first = self._consumer.poll(wait_s)
         for message in () if first is None else (first, *self._consumer.consume(_BATCH, 0)):
             if message.error() is None:
-                # An answer's timestamp is that of its request.
+                # An answer has the timestamp of its request.
                 self.took_ms.append(time.time() * 1000 - message.timestamp()[1])
                 self.results[json.loads(message.value() or b"{}").get("result", "none")] += 1
 

@@ -22,7 +22,7 @@ from benchmarks.waiting import say, wait_until
 
 MESSAGES = 1_000_000
 # Seconds from the start of publishing to the burst. More than `clock.horizon`, so that the messages wait in buckets
-# before they are handed over.
+# before they are staged.
 LEAD_S, SHORTEST_LEAD_S = 120.0, 80.0
 TIMEOUT_S = 600.0
 JOB, MANY, BARE = "one release process", "a release process for each shard", "bare producers"
@@ -82,7 +82,7 @@ def _case(
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: a rate, half the rate of as many bare producers on this broker, and no fault."""
+    """Return the aims: a rate, half the rate of one bare producer for each shard on this broker, and no fault."""
     rate, many, bare = (figure(figures, case, "messages_per_s") for case in (JOB, MANY, BARE))
     of_bare = "messages/s, of as many bare producers' as shards"
     return [
@@ -122,7 +122,7 @@ def _ingest(application: Application, job: Job, count: int, due_s: int, bootstra
 
 
 def _handed_over(job: Job, due_s: int) -> dict[str, float]:
-    """Return how long before the instant all was handed over, by the job's log: negative if after it."""
+    """Return how long before the instant all messages were staged, by the job's log; negative if after it."""
     done_s = [line.done_s for line in job.batch_lines().values() if line.cutoff_ms > due_s * 1000]
     return {"handed_over_before_s": round(due_s - min(done_s), 1)} if done_s else {}
 

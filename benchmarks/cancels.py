@@ -1,4 +1,4 @@
-"""Cancels: 10,000 a second against 10 million sealed messages, beside a load that falls due meanwhile."""
+"""Cancels: 10,000 a second against 10 million sealed messages, during a load that falls due meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
     figures: dict[str, dict[str, Any]] = {}
     series = {}
     for number, case in enumerate((CALM, ASKED)):
-        # Numbers of their own, after those of the sealed messages.
+        # Each case has its own message numbers, above the numbers of the sealed messages.
         traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, warm_up_s, load_s, first=(number + 1) * MESSAGES)
         read = _bytes_read(job)
         asker = ask(stand, application, count, REQUESTS_PER_S, traffic.seconds) if case == ASKED else None

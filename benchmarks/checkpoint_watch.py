@@ -13,7 +13,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Batch:
-    """A committed batch. Times are those of its log files, epoch s; `ends` are its end offsets by partition."""
+    """A committed batch. Its times (epoch s) come from its log files. `ends` are its end offsets by partition."""
 
     batch_id: int
     planned_s: float

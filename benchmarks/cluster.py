@@ -43,7 +43,7 @@ class Cluster:
         return [name for name in self._hosts if name != "master"]
 
     def process(self, name: str) -> psutil.Process:
-        """Return the process of the master or of a worker, whose children are its executors."""
+        """Return the process of the master or of a worker. A worker's executors are its children."""
         return psutil.Process(self._processes[name].pid)
 
     def start_worker(self, name: str) -> None:

@@ -26,10 +26,10 @@ RATE = 1000
 SHORTEST_S, LONGEST_S = 3.0, 300.0
 WARM_UP_S, LOAD_S = 3600.0, 7200.0
 CASE = "1,000 messages/s"
-# Of the last hour, compared with the hour before.
+# The most growth from the hour before to the last hour.
 MOST_GROWTH = 1.1
 _SAMPLE_S = 30.0
-# How many samples there are for one of the heap. Java collects all garbage for it, which stops it for half a second.
+# The heap is measured once in this many samples. Java collects all garbage for it, which stops it for half a second.
 _HEAP_SAMPLES = 10
 _CODE = re.compile(r"size=\d+Kb used=(\d+)Kb")
 _LIVE = re.compile(r"^Total +\d+ +(\d+)$", re.MULTILINE)
@@ -38,7 +38,7 @@ _COMPARED = ("memory_mb", "handles", "threads", "code_mb", "heap_mb")
 
 @dataclass(frozen=True)
 class Sample:
-    """What the job holds at one instant (epoch s), by name."""
+    """The resources that the job holds at one instant (epoch s), by name."""
 
     at_s: float
     held: Mapping[str, float]

@@ -78,7 +78,7 @@ class Feed:
             count: the number of messages to publish.
             checkpoint: folder of the job's checkpoint.
             spread: which of `SPREADS`.
-            rate: messages in a second; 0: as many as it can.
+            rate: messages per second; 0: no limit.
         """
         arguments = [bootstrap, topic, str(partitions), str(before), str(count), str(checkpoint), spread, str(rate)]
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Order among the messages that were handed over in time: others may come behind messages that are due later."""
+"""Order among the messages that were staged in time. Other messages may come after messages that are due later."""
 
 from __future__ import annotations
 

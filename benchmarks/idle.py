@@ -24,7 +24,7 @@ _FEWEST, _PATIENCE_S = 5, 120.0
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Measure an idle job at the default settings, then one whose batches begin as often as an idle job's can."""
+    """Measure an idle job at the default settings, then one that begins batches as often as an idle job can."""
     default, first = _run(stand, stand.application("idle"), scale)
     often, second = _run(stand, stand.application("idle-often", *_OFTEN), scale)
     figures = {DEFAULT: first, OFTEN: second}

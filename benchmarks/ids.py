@@ -1,7 +1,7 @@
 """Ids: what the driver's index of ids takes on disk and in memory, to build, and to search, at the largest size.
 
-The rows are made here, as a table of merged buckets would have them: each bucket's messages are sorted by due time, so
-the offsets of an entry lie anywhere in those of its bucket.
+The rows are made here, as a table of merged buckets would have them. Each bucket's messages are sorted by due time, so
+the offsets of an entry are spread over all offsets of its bucket.
 """
 
 from __future__ import annotations

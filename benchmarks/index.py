@@ -1,7 +1,7 @@
 """Index: memory and times of the message-id index, compared with Pulsar's TimeBucket and a heap.
 
-The cases are those of the table in Pulsar's PR 23611: 10 million ids in segments of 50,000, by the number of messages
-due in each ms and the number of low bits dropped from due times.
+The cases are the same as in the table of Pulsar's PR 23611: 10 million ids in segments of 50,000, by the number of
+messages due in each ms and the number of low bits dropped from due times.
 """
 
 from __future__ import annotations

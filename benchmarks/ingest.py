@@ -23,8 +23,8 @@ _BATCHES = 10
 def measure(stand: Stand, scale: float) -> Outcome:
     """Fill the topic, let the job ingest it, and read the same topic with Spark alone."""
     count = int(MESSAGES * scale)
-    # At full scale the default limits apply. A trial needs several batches too, or there is no rate to measure, and
-    # each must seal.
+    # At full scale the default limits apply. A trial also needs several batches to measure a rate, and each batch must
+    # seal.
     batch = count // _BATCHES
     fewer = [f"limits.messages_per_trigger={batch}", f"bucket.max_messages={batch // 10}"] if scale < 1 else []
     application = stand.application("ingest", *fewer)

@@ -25,7 +25,7 @@ from conf.load import load_settings
 from conf.process_tree import kill_tree
 from conf.settings import Settings
 
-# Of a topic, unless a benchmark needs more.
+# The partitions of a topic, unless a benchmark needs more.
 PARTITIONS = 2
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
@@ -44,8 +44,8 @@ _RECOVERED_LINE = re.compile(
 class BatchLine(NamedTuple):
     """One batch in the job's log: messages and segments sealed, and the seconds that its steps took.
 
-    All that is due below `cutoff_ms` (epoch ms) was handed over by `done_s` (epoch s). Spark commits the batch later:
-    it waits for arrivals first, up to 5 s.
+    All messages due below `cutoff_ms` (epoch ms) were staged by `done_s` (epoch s). Spark commits the batch later: it
+    waits for arrivals first, up to 5 s.
     """
 
     done_s: float
@@ -56,7 +56,7 @@ class BatchLine(NamedTuple):
 
 
 class Intake(NamedTuple):
-    """A batch that accepted messages: planned at `planned_s`, handed over and sealed by `done_s`, both epoch s.
+    """A batch that accepted messages. It was planned at `planned_s`, and staged and sealed by `done_s`, both epoch s.
 
     `end` is the number of messages of the input topic up to this batch.
     """
@@ -68,7 +68,7 @@ class Intake(NamedTuple):
 
 
 def batch_lines_in(log: str) -> dict[int, BatchLine]:
-    """Return the lines of a job's log about batches that handed over or sealed, by batch id."""
+    """Return the lines of a job's log about batches that staged or sealed messages, by batch id."""
     lines = {}
     for line in _BATCH_LINE.finditer(log):
         done_s = datetime.fromisoformat(line[1]).timestamp()
@@ -217,14 +217,14 @@ class Job:
         wait_until(lambda: self.batches.messages >= count, timeout_s, f"{count:,} messages ingested", self.check)
 
     def batch_lines(self) -> dict[int, BatchLine]:
-        """Return the lines of the log about batches that handed over or sealed, by batch id."""
+        """Return the lines of the log about batches that staged or sealed messages, by batch id."""
         return batch_lines_in(self.log)
 
     def intake(self, after: int = 0) -> list[Intake]:
         """Return the batches that accepted messages, not counting the first `after` messages of the input topic.
 
-        Those that neither handed over nor sealed are left out: when they were done is not known, only when they were
-        committed. If that is all of them, their commits count.
+        Batches that neither staged nor sealed messages are left out, because the log does not say when they were done.
+        Without other batches, the times of their commits count.
         """
         lines, batches = self.batch_lines(), self.batches.taking_in(after)
         done_s = {batch.batch_id: lines[batch.batch_id].done_s for batch in batches if batch.batch_id in lines}

@@ -37,7 +37,7 @@ def kafka_alone(stand: Stand, traffic: Traffic, name: str = "alone") -> tuple[np
 
 
 def compare(figures: dict[str, dict[str, Any]], cases: Iterable[str], reference: str = CASE) -> None:
-    """Add to the figures of `cases` their ratios to Kafka alone, whose figures are those of the case `reference`."""
+    """Add to the figures of `cases` their ratios to Kafka alone, which is the case `reference`."""
     for case in cases:
         for name in ("p50_ms", "p99_ms", "p99_9_ms"):
             share = ratio(figure(figures, case, name), figure(figures, reference, name))

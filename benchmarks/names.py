@@ -1,4 +1,4 @@
-"""Names: new messages under names, beside a million that wait under theirs, and a load that falls due meanwhile."""
+"""Names: new messages with names, while a million messages with names wait and a load falls due."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _AT_ONCE = 200_000
 
 
 def measure(stand: Stand, scale: float) -> Outcome:
-    """Seal messages that have names; send a load through the job, beside far messages without names, then with them."""
+    """Seal messages that have names. Send a load through the job with far messages, first without names, then with."""
     count, load_s = int(MESSAGES * scale), max(LEAST_S, LOAD_S * scale)
     named = "names-named-in"
     overrides = [f"topics.input=names-in,{named}", f"policies.{named}.names=header"]
-    # A batch that decides names seals what it takes in. So should one without names, or they do not compare.
+    # A batch that decides names seals the messages that it takes in. A batch without names must do the same to compare.
     application = stand.application("names", *overrides, "bucket.max_messages=100")
     job = stand.job(application)
     publisher = Publisher(stand.bootstrap, named, PARTITIONS)

@@ -1,8 +1,8 @@
-"""Outage: what is due while a part of the service is killed, and how long its deliveries stop.
+"""Outage: the messages due while a part of the service is killed, and how long their deliveries stop.
 
-One job goes through three deaths: of its release process, of its driver, and of all of it. Another has two release
-processes of their own, of which one dies for good. Messages wait for 20-50 s, so that what is due during an outage was
-handed over before it.
+One job goes through three deaths: of its release process, of its driver, and of the whole job. Another job has two
+separate release processes, and one of them dies for good. Messages wait for 20-50 s, so that messages due during an
+outage were staged before it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TREE_S, RELEASE_S, ONE_OF_TWO_S = 3.0, 2.0, 10.0
 # Until a killed driver's successor runs, and has caught up.
 _RESTART_S = 90.0
 _JOIN_TIMEOUT_S = 60.0
-# What was due so shortly before a kill may have been kept up by it.
+# A message due less than this before a kill may have been delayed by it.
 _BEFORE_KILL_S = 1.0
 _SETTINGS = ("release.processes=0",)
 
@@ -73,7 +73,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims that must all be met: deliveries go on soon, and there is no fault."""
+    """Return the aims that must all be met: deliveries continue soon, and without faults."""
     return [
         *(
             Aim(f"{what}: every partition delivers again", figure(figures, what, "all_partitions_s"), limit_s, "s")
@@ -125,7 +125,7 @@ def _one_job(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str, Any]
         started_s, _ = _start_again(job)
         received = traffic.result()
     job.stop()
-    # A message of a batch that was committed before the kill was handed over: no delay is longer than the horizon.
+    # All messages of a batch that was committed before the kill were staged: no delay is longer than the horizon.
     ends = {} if accepted is None else accepted.ends
     limits = np.array([ends.get(partition, 0) for partition in range(PARTITIONS)])
     handed_over = received.where(received["in_offset"] < limits[received["in_partition"]])

@@ -1,6 +1,6 @@
 """Planning: the CPU that one shard's release takes to plan its transactions, by how far apart messages are due.
 
-No broker and no Spark: chunks are made as the job hands them over, and `Pending` plans what is due, slice by slice.
+It needs no broker and no Spark. Chunks are made as the job stages them, and `Pending` plans due messages by slice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from state.kinds import MESSAGE
 from state.message import HEADERS, MESSAGE_SCHEMA
 from state.order import in_order
 
-# Of one shard: half of what `lateness` publishes.
+# The load of one shard: half of the rate of `lateness`.
 RATE, SHORTEST_S = 500, 3.0
 NEAR, MINUTE, FAR = "due after 3-20 s", "due after 3-60 s", "due after 3-300 s"
 _LONGEST_S = {NEAR: 20.0, MINUTE: 60.0, FAR: 300.0}
-# The time between two batches, each of which hands over what is new, and what has waited and is due within the horizon.
+# The time between two batches. Each stages the messages, new or waiting, that are due within the horizon.
 _BATCH_S = 0.7
 _TOTAL_S, _LEAST_S = 240.0, 20.0
 # Before that, fewer chunks than later are pending.
@@ -97,7 +97,7 @@ def _case(case: str, total_s: float) -> dict[str, Any]:
 
 
 def _chunks(longest_s: float, total_s: float) -> Iterator[_Chunk]:
-    """Yield what the batches hand over, on a clock that begins at 0."""
+    """Yield the chunks that the batches stage, on a clock that begins at 0."""
     chance = np.random.default_rng(1)
     horizon_s = load_settings(None, [], environ={}).clock.horizon / 1000
     waiting, first = np.zeros(0), 0

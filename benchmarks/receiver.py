@@ -1,9 +1,9 @@
 """A subscriber of committed records in a separate process, so that no other work delays its timestamps.
 
-`python -m benchmarks.receiver BOOTSTRAP TOPICS STARTS COUNT TIMEOUT_S OUT` prints `ready`, and reads the topics ("a,b",
-with as many partitions each) from the offsets STARTS (one for each partition, such as "0,0,0,0") until it has COUNT
-records. It reads for two more seconds, to find surplus records, and writes an array for each column to OUT, a .npz
-file. Partitions are numbered through all topics.
+`python -m benchmarks.receiver BOOTSTRAP TOPICS STARTS COUNT TIMEOUT_S OUT` prints `ready`, and reads the topics ("a,b")
+from the offsets STARTS (one for each partition, such as "0,0,0,0") until it has COUNT records. All topics have the same
+number of partitions. It reads for two more seconds, to find surplus records, and writes an array for each column to
+OUT, a .npz file. Partitions are numbered through all topics.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Received:
         return Received({name: column[chosen] for name, column in self.columns.items()})
 
     def and_of_others(self, others: Received) -> Received:
-        """Return these records, and those of other topics, whose partitions are numbered behind these."""
+        """Return these records and the records of other topics, with partitions numbered after these."""
         behind = int(self["partition"].max(initial=-1)) + 1
         moved = others.columns | {"partition": others["partition"] + behind}
         return Received({name: np.concatenate([self[name], moved[name]]) for name in COLUMNS})
@@ -181,7 +181,7 @@ def receive(
 
 
 def _headers(message: Any) -> tuple[int, int, int]:
-    """Return the due time (epoch ms), input partition and offset from the service's headers; -1 if there are none."""
+    """Return the due time (epoch ms), input partition and offset from the service's headers; -1 without headers."""
     headers = dict(message.headers() or [])
     if "delayline-id" not in headers:
         return -1, -1, -1

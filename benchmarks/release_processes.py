@@ -1,4 +1,4 @@
-"""Finds release processes and forwarders, kills all of a job but these, and starts `delayline release` beside a job."""
+"""Finds release processes and forwarders, kills all else of a job, and starts `delayline release` next to a job."""
 
 from __future__ import annotations
 

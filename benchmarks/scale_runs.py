@@ -53,7 +53,7 @@ def result_name(spread: str) -> str:
 def outcome_of(runs: list[Run], spread: str = CLOSE, close: Sequence[Run] = ()) -> Outcome:
     """Combine the runs of a spread into one result; runs of the same commit and machine are compared.
 
-    `close` has the runs whose messages are due within ten minutes.
+    `close` has the runs with messages that are due within ten minutes.
     """
     runs = sorted(runs, key=lambda run: run.messages)
     figures: dict[str, CaseFigures] = {}
@@ -70,7 +70,7 @@ def outcome_of(runs: list[Run], spread: str = CLOSE, close: Sequence[Run] = ()) 
 
 
 def read_runs(file: Path) -> list[Run]:
-    """Return the runs of an earlier result; none if there is no such file."""
+    """Return the runs of an earlier result; an empty list if the file does not exist."""
     if not file.exists():
         return []
     content = json.loads(file.read_text())
@@ -103,7 +103,7 @@ def aims_of(runs: list[Run]) -> list[Aim]:
 
 
 def _spread_aims(runs: Sequence[Run], close: Sequence[Run]) -> list[Aim]:
-    """Return the aims of the largest run against the run of as many messages that are due within ten minutes."""
+    """Return the aims of the largest run against the run of the same number of messages, due within ten minutes."""
     top = max(runs, key=lambda run: run.messages)
     other = next((run for run in close if run.messages == top.messages), None)
     unlike = "there is no such run" if other is None else top.unlike(other)
@@ -121,7 +121,7 @@ def _spread_aims(runs: Sequence[Run], close: Sequence[Run]) -> list[Aim]:
 
 
 def _compared(runs: dict[int, Run], what: str, name: str, share: int, target: float) -> Aim:
-    """Return the aim for a figure of the largest run, as a ratio to that of the run with 1/`share` of its messages."""
+    """Return the aim for a figure of the largest run, as a ratio to the run with 1/`share` of its messages."""
     top = runs[max(runs)]
     other = runs.get(top.messages // share)
     what = f"{what} at {top.messages:,}, of that at {top.messages // share:,}"

@@ -1,7 +1,7 @@
-"""Schedules: 100,000 messages that repeat every minute, compared with as many other messages a second.
+"""Schedules: 100,000 messages that repeat every minute, compared with plain messages at the same rate.
 
-One job goes through a load of plain messages first, that wait a minute each, and then through the schedules. Half-way
-through these, plain messages that wait are cancelled for a while, and then schedules at the same rate.
+One job first goes through a load of plain messages that wait a minute each, and then through the schedules. Half-way
+through the schedules, waiting plain messages are cancelled for a while, and then schedules at the same rate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHORTEST_S, LONGEST_S, WARM_UP_S, LOAD_S = 61.0, 71.0, 75.0, 60.0
 PLAIN, REPEATING = "plain messages", "schedules"
 PLAIN_CANCELS, CANCELS = "cancels of plain messages", "cancels of schedules"
 CANCELS_PER_S, CANCELS_S = 100, 60.0
-# Of the last third of the time, compared with the first.
+# The most growth from the first third of the time to the last.
 MOST_GROWTH = 1.1
 _HELD = {"table_mb": "mean", "files": "mean", "memory_mb": "most", "batch_steps_s": "median"}
 _STATISTICS: dict[str, Callable[[Sequence[float]], Any]] = {"mean": np.mean, "most": max, "median": np.median}

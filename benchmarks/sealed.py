@@ -23,13 +23,14 @@ RATE, LEAST_RATE = 10_000, 1_000
 SHORTEST_S, LONGEST_S = 30.0, 120.0
 LOAD_S, SHORTEST_LOAD_S = 120.0, 20.0
 P99_MS = 50.0
-# Of the messages. Only those with a longer delay than the horizon, two thirds of them, wait in buckets.
+# The least share of messages that are sealed. Only messages with a longer delay than the horizon, two thirds of all,
+# wait in buckets.
 LEAST_SEALED = 0.3
-# By how much a batch may leave more unread at the end than at the beginning.
+# How much more a batch may leave unread at the end than at the beginning.
 MOST_GROWN_S = 1.0
 CASE, MERGING = "sealed", "sealed, merging all the time"
 _SETTINGS = {CASE: (), MERGING: ("bucket.fan_in=2",)}
-# The lateness with continual merges, of that without.
+# The lateness with continual merges, relative to the lateness without.
 OF_DEFAULT = 1.5
 _ALONE_WARM_UP_S = 10.0
 
@@ -37,7 +38,7 @@ _ALONE_WARM_UP_S = 10.0
 def sealed_traffic(share: float, first: int = 0) -> Traffic:
     """Return the load. `share` reduces its rate and its duration; `first` is the number of its first message.
 
-    The warm-up lasts for the longest delay: after it, as many messages fall due as arrive.
+    The warm-up lasts for the longest delay. After it, messages fall due at the rate at which they arrive.
     """
     rate = max(LEAST_RATE, int(RATE * share))
     return Traffic(rate, SHORTEST_S, LONGEST_S, LONGEST_S, max(SHORTEST_LOAD_S, LOAD_S * share), first)

@@ -69,7 +69,7 @@ def draw(outcome: Outcome) -> Any:
 def opened_share(log: str, shards: int) -> float | None:
     """Return the share of a job's hand-overs that opened a writer, in the second half of the batches of its log.
 
-    Each batch is taken to hand over all `shards`. None without batches.
+    Each batch is assumed to stage messages of all `shards`. Returns None without batches.
     """
     opened, of_batches = 0, []
     for line in log.splitlines():

@@ -1,4 +1,4 @@
-"""Spread: the cost of sealing messages due throughout a year, compared with as many messages due close together."""
+"""Spread: the cost of sealing messages due throughout a year, compared with the same number due close together."""
 
 from __future__ import annotations
 

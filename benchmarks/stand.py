@@ -118,7 +118,7 @@ class Stand:
         first = OffsetSpec.for_timestamp(int(at_s * 1000))
         found = self._offsets(topic, partitions, first)
         ends = self.end_offsets(topic, partitions)
-        # -1: there is none.
+        # -1: the partition has no such record.
         return [end if offset < 0 else offset for offset, end in zip(found, ends, strict=True)]
 
     def _offsets(self, topic: str, partitions: int, which: OffsetSpec) -> list[int]:

@@ -25,7 +25,7 @@ from state.buckets.parts import has_part, marker_of, part_of
 
 RATE, SECONDS, SPREAD = 30_000, 3600.0, "366d"
 CASE = f"{RATE:,} messages/s"
-# What a batch may leave unread more at the end than at the beginning, in seconds of the load.
+# How much more a batch may leave unread at the end than at the beginning, in seconds of the load.
 MOST_GROWN_S = 2.0
 _SAMPLE_S = 30.0
 _TIMEOUT_S = 900.0

@@ -92,8 +92,8 @@ def run_through(
 ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
     """Send `traffic` through the job; return the lateness (ms) of the messages that count, and all figures.
 
-    The faults include those of the warm-up: a cold job may be late, but must not break the contract. Order counts for
-    what was accepted in time.
+    The faults include faults of the warm-up: a cold job may be late, but must not break the contract. Order counts for
+    messages that were accepted in time.
     """
     say(f"{application.name}: {traffic}")
     with stand.judge_watch(application) as watch:
@@ -195,7 +195,7 @@ def curve(values_ms: npt.NDArray[np.float64]) -> list[list[float]]:
 
 
 def grown(values: Sequence[float]) -> float | None:
-    """Return by how much the mean of the last quarter exceeds that of the first; None for fewer than four values."""
+    """Return by how much the mean of the last quarter exceeds the first's; None for fewer than four values."""
     quarter = len(values) // 4
     return float(np.mean(values[-quarter:]) - np.mean(values[:quarter])) if quarter else None
 

@@ -47,9 +47,9 @@ class Sample:
 class UsageWatch(Watch):
     """Samples the job's processes by role: `driver` (Python), `jvm`, `workers` (Python), `release`, `forward`.
 
-    `pid` is the job's driver, or None if there is no job. The process `broker_pid` is the role `broker`. This process's
-    own tree is the role `load`, but for release processes and forwarders that it has started. A thread, and a context
-    manager that starts and stops it.
+    `pid` is the job's driver, or None without a job. The process `broker_pid` is the role `broker`. This process's own
+    tree is the role `load`, except release processes and forwarders that it has started. It is a thread, and a context
+    manager that starts and stops the thread.
     """
 
     def __init__(self, pid: int | None, broker_pid: int, orphans: Iterable[psutil.Process] = ()) -> None:

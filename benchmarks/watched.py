@@ -1,4 +1,4 @@
-"""Watched: the CPU that metrics and the page take, beside that of the job at 1,000 messages/s."""
+"""Watched: the CPU that metrics and the page take, relative to the CPU of the job at 1,000 messages/s."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aim: CPU of the page and of a scrape of each process every 15 s, of that of the job."""
+    """Return the aim: CPU of the page and of a scrape of each process every 15 s, relative to the job's."""
     return [Aim("CPU of page and metrics, of the job's", figure(figures, CASE, "share"), SHARE)]
 
 
@@ -65,7 +65,7 @@ def draw(outcome: Outcome) -> Any:
 
 
 class _Page:
-    """`delayline web` beside the job, which nobody looks at: it samples all the same."""
+    """`delayline web` next to the job. Nobody looks at its page, but it samples all the same."""
 
     def __init__(self, application: Application) -> None:
         log = application.folder / "web.log"

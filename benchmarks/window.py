@@ -1,7 +1,7 @@
-"""Window: the bytes that the prefetch window reads of the table, compared with those of the messages it needs.
+"""Window: the bytes that the prefetch window reads from the table, compared with the bytes of the messages it needs.
 
-The messages are due evenly over a year. In one case as many buckets as may wait unmerged have each a share of them; in
-the other they are merged.
+The messages of each bucket are due evenly over a year. In one case the table has the most buckets that may wait
+unmerged. In the other case its buckets are merged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def measure(scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: little is read beside the messages that are needed, and none is missing."""
+    """Return the aims: little is read in addition to the needed messages, and all needed messages are read."""
     return [
         *(
             Aim(
@@ -59,7 +59,7 @@ def aims_of(figures: Figures) -> list[Aim]:
 
 
 def draw(outcome: Outcome) -> Any:
-    """Draw the bytes read beside those of the messages, by case."""
+    """Draw the bytes read next to the bytes of the messages, by case."""
     drawn, axes = figure_of(outcome)
     for number, (case, (sizes,)) in enumerate(outcome.series.items()):
         axes.bar([2.5 * number, 2.5 * number + 1], np.array(sizes) / 2**20, label=f"{case}: read, own")

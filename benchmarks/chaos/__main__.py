@@ -35,7 +35,7 @@ def main(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Additional setting of the job. Repeatable.")
     ] = None,
 ) -> None:
-    """Run a campaign. Exit code 0 only if the contract held. Missed aims for timings are printed, but are no error.
+    """Run a campaign. The exit code is 0 only if the contract held. Missed aims for timings are only printed.
 
     If the contract was broken, or an aim is missed, the folder with all logs is kept.
     """

@@ -33,8 +33,8 @@ from streaming.judge.verdict import LEAST_CHECKED
 NAME = "chaos"
 # A record that was committed before a kill is received within this time after it.
 _IN_FLIGHT_S = 1.0
-# Seconds from a fault that no other fault struck into to the next delivery. What was handed over needs no driver and no
-# worker, but processes of all of them share the machine.
+# Seconds from a fault to the next delivery, if no other fault struck meanwhile. Staged messages come out without a
+# driver or a worker, but all these processes share the machine.
 _LIMITS_S = {"driver-kill": 10.0, "release-kill": 5.0, "forward-kill": 5.0, "worker-kill": 5.0}
 # Low limits, so that the job seals, loads, merges and deletes.
 LOW_LIMITS = (
@@ -52,7 +52,7 @@ _SETTINGS = (
 
 
 class Campaign(NamedTuple):
-    """What a campaign came to.
+    """The result of a campaign.
 
     - `problems`: what broke the contract, or leaves it unproven, a sentence each
     - `outcome`: the judge's verdict and the timings, in the form of a benchmark

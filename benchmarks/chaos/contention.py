@@ -2,8 +2,8 @@
 
 `python -m benchmarks.chaos contention --minutes 30 --seed 7` starts a broker, three release processes, and a driver.
 500 messages/s with mixed delays are published, while these are killed, stopped and paused at random moments, and more
-drivers are started than may run. What was handed over before a fault that did not strike its release process must
-leave on time.
+drivers are started than may run. Messages that were staged before a fault must leave on time, unless the fault struck
+their release process.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class _Injector:
 
 
 def _lateness_ms(judged: JudgedLoad, strikes: Sequence[Strike], shards: int) -> dict[str, list[int]]:
-    """Return the lateness of what was handed over before a fault, and due between it and the next.
+    """Return the lateness of messages that were staged before a fault, and due between it and the next.
 
-    By kind of fault, and apart for what is on the shards that the fault struck: `<kind>, struck`.
+    The keys are the kinds of fault. Messages on the shards that the fault struck are separate: `<kind>, struck`.
     """
     begun_ms = np.array([strike.at_s * 1000 for strike in strikes])
     late: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The drivers of a campaign, and their supervisor: a thread that starts drivers whenever there is none."""
+"""The drivers of a campaign, and their supervisor: a thread that starts drivers whenever all have ended."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class _Driver:
 
 
 class Drivers(threading.Thread):
-    """Keeps a driver running: whenever there is none, `at_once` are started, of which all but one must give up.
+    """Keeps a driver running: starts `at_once` drivers whenever all have ended. All but one of them must give up.
 
-    `starts` and `gave_up` count them. `problems` has the end of the log of each that ended in another way but a kill:
-    an error that a restart hides is worth knowing.
+    `starts` and `gave_up` count them. `problems` has the end of the log of each driver that neither gave up nor was
+    killed: a restart would hide its error.
     """
 
     def __init__(self, folder: Path, overrides: list[str], at_once: int = 1) -> None:
@@ -81,7 +81,7 @@ class Drivers(threading.Thread):
         wait_until(lambda: any(driver.running for driver in self._drivers), _START_TIMEOUT_S, "a driver", lambda: None)
 
     def process(self) -> psutil.Process | None:
-        """Return the process of a driver; None if there is none."""
+        """Return the process of a driver that is alive, or None."""
         alive = [driver.popen.pid for driver in self._drivers if driver.alive]
         return psutil.Process(alive[0]) if alive else None
 

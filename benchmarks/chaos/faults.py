@@ -69,7 +69,7 @@ class FaultInjector:
     def __init__(
         self, broker: EmbeddedBroker, cluster: Cluster, driver: Callable[[], psutil.Process | None], seed: int
     ) -> None:
-        """`driver` returns the running driver's process, or None while there is none."""
+        """`driver` returns the running driver's process, or None while no driver runs."""
         self._broker, self._cluster, self._driver = broker, cluster, driver
         self._chance = random.Random(seed)
 

@@ -154,7 +154,7 @@ class JudgedLoad:
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
 
     def _circumstances(self, records: Records, answers: Iterable[Received]) -> Circumstances:
-        """Return what may explain `answers`. After the first fault, release processes begin anew all the time."""
+        """Return the circumstances that may explain `answers`. After the first fault, release processes keep restarting."""
         settings = self.application.settings
         return Circumstances(
             inputs=settings.topics.input,

@@ -15,7 +15,7 @@ from state.cancel import ALWAYS, CANCEL_HEADER, DELIVER_NOW_HEADER, WAITING, rep
 from streaming.judge.outputs import Outputs
 
 RATE = 500
-# Of the records; each is about one of the latest, such as still wait or have just come out.
+# Shares of the records. Each of these is about one of the latest messages, which still wait or have just come out.
 _CANCELS, _DELIVERIES, _REPLACEMENTS, _LATEST = 0.05, 0.03, 0.02, 20_000
 # Most deliver-now requests are about a message that waits this long still. Others are out when a batch reads them.
 _STILL_WAITS_MS, _TRIES = 15_000, 20
@@ -28,8 +28,8 @@ _WARM_UP, _WARM_UP_TIMEOUT_S = 100, 180.0
 class RandomLoad(threading.Thread):
     """Publishes `RATE` records/s for `seconds`, nearly all with a random delay; the number determines the output topic.
 
-    `published` counts all of them, `cancels` those that ask for a cancel, `deliveries` those that ask for delivery now,
-    and `replacements` those that replace others.
+    `published` counts all records, `cancels` the cancel requests, `deliveries` the deliver-now requests, and
+    `replacements` the messages that replace others.
     """
 
     def __init__(self, stand: Stand, topic: str, outputs: tuple[str, str], seed: int, seconds: float) -> None:
@@ -74,8 +74,8 @@ class RandomLoad(threading.Thread):
     def wait_for_all(self, outputs: Outputs, answered: Callable[[], int], unexpected: Callable[[], int]) -> None:
         """Wait until all is delivered or answered, or the time for that is over; the judge reports what is missing.
 
-        `answered` returns the number of answers, and `unexpected` that of the messages that are answered to be
-        cancelled, or not to be accepted.
+        `answered` returns the number of answers. `unexpected` returns the number of messages that are cancelled or not
+        accepted, according to their answers.
         """
         deadline_s = time.monotonic() + self.longest_s + _DRAIN_S
         while answered() < self.requests + self.replacements and time.monotonic() < deadline_s:
@@ -87,7 +87,7 @@ class RandomLoad(threading.Thread):
 
     @property
     def requests(self) -> int:
-        """How many records are no messages."""
+        """The number of records that are not messages."""
         return self.cancels + self.deliveries
 
     def _record(self, number: int, now_s: float) -> tuple[int, list[Header]]:

@@ -19,8 +19,8 @@ RATE = 20
 # A name is used again after some seconds or minutes, as long as messages wait.
 _NAMES = 1_000
 _CANCELS = 0.2
-# After its record is committed, a name is taken over once the release processes have taken back the message before: all
-# of them, one after the other, of which one may be paused for a minute.
+# After its record is committed, a message takes over a name once all release processes have recalled the message
+# before. They do so one after the other, and one of them may be paused for a minute.
 _SLACK_MS = 120_000
 # Above the numbers of all other messages of a campaign, so that no two values are the same.
 _FIRST = 10**9
@@ -40,7 +40,7 @@ class NamedRecords(threading.Thread):
         self._chance = random.Random(seed)
         self._seconds, self._longest_s = seconds, longest_s
         self.received: list[Received] = []
-        # By name, of its newest record: the number of a message, or None after a cancel.
+        # The newest record of each name: the number of a message, or None for a cancel.
         self._newest: dict[str, int | None] = {}
         self.cancels = 0
 

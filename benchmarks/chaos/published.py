@@ -18,11 +18,11 @@ _READ_S = 600.0
 
 @dataclass(frozen=True)
 class Records:
-    """What was published to an input topic, by id.
+    """The records that were published to an input topic, by id.
 
     - `messages`: all but requests to cancel or deliver a message
     - `requests`: the id that each record is to cancel, replace or deliver
-    - `conditions`: of replacements
+    - `conditions`: the condition of each replacement
     - `delivering`: when each deliver-now request was published, epoch ms
     """
 
@@ -39,7 +39,7 @@ class Records:
 
 
 def read_back(stand: Stand, topic: str) -> list[Received]:
-    """Return what was published, from an input topic."""
+    """Return the published records of an input topic."""
     records: list[Received] = []
     with closing(Outputs(stand.bootstrap, [topic], records.append)) as inputs:
         inputs.drain(_READ_S)

@@ -12,7 +12,7 @@ from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, NAME_HEADER
 from state.repeats.schedule import COUNT_HEADER, MISSED, MISSED_HEADER, REPEAT_HEADER, UNTIL_HEADER, ZONE_HEADER
 from streaming.judge.schedules import Repeated
 
-# Of the records. The rest are schedules.
+# Shares of the records. The rest are schedules.
 _DELIVERIES, _CANCELS, _CANCELS_BY_NAME = 0.1, 0.12, 0.08
 # At the rate of a campaign, a name is used again after about a minute.
 _NAMES, _NAMED = 100, 0.6
@@ -28,7 +28,7 @@ _DELAYS_MS, _ENDS_MS = (1_000, 20_000), (90_000, 180_000)
 class Sent:
     """A record: a message that `repeats`, or a request for the schedule number `asked`, or the one with the `name`.
 
-    Of a message the id, key and value are not known yet. Its first occurrence is due `after_ms` after its timestamp, or
+    The id, key and value of a message are not known yet. Its first occurrence is due `after_ms` after its timestamp, or
     at the first instant of its rule then or later.
     """
 

@@ -28,7 +28,7 @@ _STAGED_S = 65.0
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of the schedules: what is wrong, a sentence each, and how much there was of each kind."""
+    """The judgement of the schedules: a sentence for each problem, and counts by kind."""
 
     problems: list[str]
     counts: dict[str, int]
@@ -124,7 +124,7 @@ class RepeatedRecords(threading.Thread):
         return Judged(problems, counts)
 
     def _order_problems(self, acceptance: Acceptance) -> list[str]:
-        """Return which occurrences came behind others that are due later, though they were handed over in time."""
+        """Return the occurrences that came after others due later, although they were staged in time."""
         check, problems = OrderCheck(), []
         for record in self.received:
             due_ms = int(record.last(DUE_HEADER) or 0)

@@ -1,4 +1,4 @@
-"""Keeps received records on disk: those of a long campaign would not fit into memory."""
+"""Keeps received records on disk, because the records of a long campaign do not fit into memory."""
 
 from __future__ import annotations
 
