@@ -154,7 +154,7 @@ class JudgedLoad:
         self.verdict = judge(self.published, self.received, self.acceptance, environment)
 
     def _circumstances(self, records: Records, answers: Iterable[Received]) -> Circumstances:
-        """Return the circumstances that may explain `answers`. After the first fault, release processes keep restarting."""
+        """Return circumstances that may explain `answers`. Release processes keep restarting after the first fault."""
         settings = self.application.settings
         return Circumstances(
             inputs=settings.topics.input,

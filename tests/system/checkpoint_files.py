@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def newest(log: Path) -> int:
-    """Return the newest batch in the offset log or the commit log; -1 if there is none."""
+    """Return the newest batch in the offset log or the commit log; -1 if the log is empty."""
     return max((int(entry.name) for entry in log.glob("*") if entry.name.isdigit()), default=-1)
 
 

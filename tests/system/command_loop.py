@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _clear_caches() -> None:
-    """Clear Java's caches, whose keys are the paths of tables and checkpoints. A new process would not have them."""
+    """Clear Java's caches, which are keyed by paths of tables and checkpoints. A new process starts without them."""
     jvm = SparkContext._jvm
     if jvm is not None:
         jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()

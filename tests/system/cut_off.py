@@ -9,7 +9,7 @@ from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 from tests.system.service import Service
 
-# The driver is killed when one shard of a batch is handed over. The other one may not be.
+# The driver is killed when a batch has staged the messages of one shard. It may not have staged the other shard's.
 _IN_THE_MIDDLE = "transaction-committed=kill"
 
 

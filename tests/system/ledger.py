@@ -52,11 +52,11 @@ class Ledger:
     near: str = ""
     # The id that each cancel request is for, by the id of the request.
     requests: dict[str, str] = field(default_factory=dict)
-    # The other headers of a request for a cancel.
+    # The other headers of each cancel request.
     asked_with: dict[str, Headers] = field(default_factory=dict)
-    # Of requests that are messages which replace others: the condition.
+    # The condition of each request that is a message which replaces another.
     conditions: dict[str, str] = field(default_factory=dict)
-    # When the requests were published that want a message to be due at once, epoch ms.
+    # When each deliver-now request was published, epoch ms.
     delivering: dict[str, int] = field(default_factory=dict)
     answers: list[Got] = field(default_factory=list, repr=False)
     # Messages that have a name, and cancels by one. All records of a name are in one partition.
@@ -65,12 +65,12 @@ class Ledger:
     repeated: dict[str, Repeated] = field(default_factory=dict)
     # When the job was killed, and delivered again, epoch ms.
     outages: list[tuple[int, int]] = field(default_factory=list)
-    # How long a message that repeats has to come, after it is due.
+    # How long after its due time an occurrence may come.
     repeat_slack_ms: int = 15_000
-    # How long before it is due a message is handed over, and written to its topic, at the earliest.
+    # How long before its due time a message is staged, and written to its topic, at the earliest.
     horizon_ms: int = 60_000
     written_ms: int = 120
-    # Whether no release process nor the broker begins anew while requests are answered.
+    # Whether neither the broker nor a release process restarts while requests are answered.
     is_steady: bool = False
     # Whether the checkpoint is lost in between.
     is_rebuilt: bool = False
@@ -190,11 +190,11 @@ class Ledger:
         self._producer.poll(0)
 
     def cancel(self, identity: str, partition: int | None = None, more: Headers = ()) -> None:
-        """Ask for the cancel of a message, in its own input partition or in another one, with `more` headers."""
+        """Request to cancel a message, in its own input partition or in another one, with `more` headers."""
         self._ask("delayline-cancel", identity, partition, more)
 
     def deliver_now(self, identity: str, partition: int | None = None) -> None:
-        """Ask that a message be due at once, in its own input partition or in another one."""
+        """Request to deliver a message now, in its own input partition or in another one."""
         self._ask("delayline-deliver-now", identity, partition, ())
 
     def _ask(self, header: str, identity: str, partition: int | None, more: Headers) -> None:
@@ -289,7 +289,7 @@ class Ledger:
     def verify(self, least_checked: float = LEAST_CHECKED) -> None:
         """Assert the contract for all published messages, up to the current end of the output topics.
 
-        `least_checked` is the least share of messages whose order the judge must have checked. `finish` judges later
+        `least_checked` is the least share of messages that the judge must have checked for order. `finish` judges later
         records.
         """
         self._drain()
@@ -371,7 +371,7 @@ class Ledger:
             steady=self.requests.keys() if self.is_steady else (),
             shown_ms=self.shown_ms,
         )
-        # What repeats is judged by itself.
+        # Messages that repeat are judged separately.
         of_others = {request: asked for request, asked in self.requests.items() if asked not in self.repeated}
         answers = Answers.of(
             answer
@@ -395,7 +395,7 @@ class Ledger:
         return problems
 
     def repeat_problems(self, until_ms: int) -> list[str]:
-        """Return what is wrong with messages that repeat, of which all must have come that is due before `until_ms`."""
+        """Return the problems of messages that repeat. All occurrences due before `until_ms` must have come."""
 
         def was_down(start_ms: int, end_ms: int) -> bool:
             return any(start_ms <= end and begin <= end_ms for begin, end in self.outages)
@@ -404,7 +404,7 @@ class Ledger:
         return list(schedule_problems(self.repeated, list(self.got), ended, until_ms, was_down, self.horizon_ms))
 
     def _superseded(self) -> set[str]:
-        """Return the messages whose name a later record has, or asks for: they may come out, or not."""
+        """Return the messages with a name that a later record has or requests. They may come out, or not."""
         newest = {each.name: each.id for each in sorted(self.named.values(), key=lambda each: each.offset)}
         return self.named.keys() - set(newest.values())
 
@@ -427,7 +427,7 @@ class Ledger:
         """Wait until the judge knows which batch accepted each message: a batch delivers before it is committed.
 
         The wait is limited, since a job that was killed in between does not commit. The judge does not check the order
-        of messages whose batch it does not know.
+        of messages of an unknown batch.
         """
         deadline = time.monotonic() + _COMMIT_S
         received = [message for identity, message in self.sent.items() if identity in self._reader.ids]

@@ -49,12 +49,12 @@ def publish_mixed(ledger: Ledger, application: Application, count: int, seed: in
 
 
 def cancel_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
-    """Ask for the cancel of some of all messages that were ever published, a few of them twice."""
+    """Request to cancel some of all messages that were ever published, a few of them twice."""
     _ask_for_some(ledger.cancel, ledger, application, seed, share)
 
 
 def deliver_some(ledger: Ledger, application: Application, seed: int, share: float = 0.3) -> None:
-    """Ask for some of all messages that were ever published to be due at once, a few of them twice."""
+    """Request to deliver some of all messages that were ever published now, a few of them twice."""
     _ask_for_some(ledger.deliver_now, ledger, application, seed, share)
 
 

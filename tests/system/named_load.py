@@ -14,14 +14,14 @@ from streaming.judge.record import Received
 from tests.eventually import assert_eventually
 from tests.system.conftest import Application
 
-# Until a message that has a name takes it over: the job reads it, and the release processes take back what they have.
+# The time until a message takes over a name: the job reads it, and the release processes recall the one before.
 SLACK_MS = 20_000
 
 
 class NamedLoad:
     """Publishes messages that have names, and cancels by name, and judges what comes out.
 
-    `mode` and `slack_ms` are those of `name_problems`.
+    `mode` and `slack_ms` are arguments of `name_problems`.
     """
 
     def __init__(self, application: Application, mode: str = REPLACE, slack_ms: int = SLACK_MS) -> None:

@@ -30,7 +30,7 @@ _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 class Secured:
     """A broker with secured listeners.
 
-    - `sections`: the [kafka] section for each of `LOGINS`; that of SCRAM-SHA-256 names a file of Java's client
+    - `sections`: the [kafka] section for each of `LOGINS`; the one for SCRAM-SHA-256 names a file of Java's client
     - `stranger`: the certificate of an authority unknown to the broker
     - `tokens`: the token endpoint
     """

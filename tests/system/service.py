@@ -43,7 +43,7 @@ class Service:
 
     @property
     def log(self) -> str:
-        """The output of the newest run; empty if there was none."""
+        """The output of the newest run; empty before the first run."""
         return "" if not self._runs else (self.folder / f"run-{self._runs}.log").read_text(errors="replace")
 
     def start(self, failpoint: str | None = None, wait: bool = True, *arguments: str) -> None:

@@ -48,7 +48,7 @@ class Environment:
 
 
 def _built_wheel(folder: Path) -> Path:
-    # From a copy: building leaves files beside the sources.
+    # Build from a copy, because building leaves files next to the sources.
     source = folder / "source"
     source.mkdir()
     for name in ("conf", "sources", "state", "sinks", "streaming"):

@@ -33,10 +33,10 @@ def test_more_messages_than_may_wait_are_dead_letters_and_a_replay_refuses_the_s
     assert service.wait(120) == -signal.SIGKILL, service.log[-3000:]
     service.start()
     ledger.wait_for(lambda: len(ledger.got) == 20, 60)
-    # Nothing is delivered yet, so there is room for none.
+    # Nothing is delivered yet, so no further message may wait.
     publish(ledger, application, 3, delay_ms=40_000, allowed=0)
     ledger.wait_for(lambda: len(ledger.got) == 26, 60)
-    # What waits in the state is counted at a start, too.
+    # A start also counts the messages that wait in the state.
     assert service.stop() == 0, service.log[-3000:]
     service.start()
     publish(ledger, application, 2, delay_ms=40_000, allowed=0)

@@ -62,11 +62,10 @@ _SCHEDULES: st.SearchStrategy[tuple[list[Header], int | None, bool]] = st.one_of
 _RECORDS = st.builds(Generated, _VALUES, _VALUES, _HEADERS, _SCHEDULES, _CHANCES)
 
 
-# Headers that cancel, replace and name, and those of other schedulers, each of which has an input topic of its own.
+# Headers that cancel, replace and name, and headers of other schedulers, for separate input topics.
 _NOT_TEXT = st.binary(max_size=50).map(lambda value: b"\xff" + value + b"\xff")
 _NAME_VALUES = st.binary(min_size=1, max_size=1_024)
-# The headers of a topic without names that are an error whatever their values, and those that are one unless they have
-# the id of a message.
+# Headers that are errors in a topic without names: some with any value, and some unless they have the id of a message.
 _BAD = st.one_of(
     st.tuples(st.sampled_from(["delayline-name", "delayline-cancel-name"]), _VALUES).map(lambda header: [header]),
     st.tuples(st.sampled_from(["delayline-cancel", "delayline-replaces"]), _NONSENSE).map(lambda header: [header]),
@@ -76,10 +75,10 @@ _BAD = st.one_of(
     _NONSENSE.map(lambda value: [("delayline-replaces", b"a/0/1"), ("delayline-if", value)]),
     st.permutations([("delayline-cancel", b"a/0/1"), ("delayline-replaces", b"a/0/1")]).map(list),
 )
-# Of a message that replaces none, these say nothing.
+# These headers have no effect in a message that does not replace another.
 _IDLE = st.lists(st.tuples(st.sampled_from(["delayline-if", "delayline-operator"]), _VALUES), max_size=3)
-# Of the presets that share a topic: each header that says when, and how: `_INSTANTS` in epoch ms, the others in ms from
-# the record's timestamp. Then those that name the output topic, and those that are an error if they are no text.
+# The presets that share a topic. First the headers that say when: `_INSTANTS` in epoch ms, the others in ms from the
+# record's timestamp. Then the headers that name the output topic, and the headers that are errors unless they are text.
 _PRESETS = "rabbitmq,spring-retry,rocketmq,nats,activemq"
 _WHEN: dict[str, Callable[[int], bytes]] = {
     "x-delay": lambda at_ms: b"%d" % at_ms,
@@ -214,7 +213,7 @@ def _publish_generated(ledger: Ledger, application: Application) -> None:
 
 
 class _Topics:
-    """The input topics of an application whose records have names, or the headers of presets."""
+    """The input topics of an application for records with names, and for records with the headers of presets."""
 
     def __init__(self, topic: str) -> None:
         self.named, self.presets = f"{topic}-named", f"{topic}-presets"
@@ -228,7 +227,7 @@ class _Topics:
 
 
 def _publish_specials(ledger: Ledger, application: Application, topics: _Topics) -> None:
-    """Publish records that cancel, replace and have names, and those of other schedulers' publishers."""
+    """Publish records that cancel, replace and have names, and records in the form of other schedulers' publishers."""
     before = set(ledger.sent)
 
     @given(st.lists(_SPECIALS, min_size=3, max_size=12))
@@ -265,7 +264,7 @@ def _publish_special(
     elif kind == "idle":
         publish(application.input, after, *record.idle, delay_ms=record.delay_ms)
     elif kind == "cancel":
-        # What they ask for counts for nothing.
+        # A cancel request ignores these headers.
         nothing = [("deliver-at", record.nonsense), ("deliver-to", record.nonsense), *record.idle]
         ledger.cancel(record.chance.choice(targets), more=mixed(*nothing))
     elif kind in ("waiting", "always"):
@@ -315,7 +314,7 @@ def _publish_preset(publish: Callable[..., None], topic: str, out: str, dead: st
 def _publish_envelope(
     ledger: Ledger, publish: Callable[..., None], topics: _Topics, out: str, dead: str, record: Special
 ) -> None:
-    """Publish a record of a preset whose messages have their own keys in headers, and are named by the record's key."""
+    """Publish a record of a preset that has the message's own key in a header, and its name in the record's key."""
     preset = record.kind if record.kind in _ENVELOPES else record.chance.choice(sorted(_ENVELOPES))
     topic, (epoch, target, target_key) = topics.envelopes[preset], _ENVELOPES[preset]
     partition = sum(record.key or b"") % 2

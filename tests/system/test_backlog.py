@@ -1,4 +1,4 @@
-"""Messages that waited in Kafka while no job ran: none may be lost by falling below the watermark."""
+"""Messages that waited in Kafka while no job ran must not be lost by falling below the watermark."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_batch_of_large_messages_fits_into_a_small_heap_and_is_replayed(
 
 
 def _count_by_id(application: Application, count: int, timeout_s: float, value: bytes | None = None) -> np.ndarray:
-    """Return how often each message id of the two input partitions was received, once as many as `count` were.
+    """Receive `count` messages, and return how often each message id of the two input partitions was received.
 
     Gives up when nothing arrives for `timeout_s`. Each message must have the `value`, if there is one.
     """

@@ -51,7 +51,7 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     service.start()
     ledger.is_steady = True
     for wave in range(6):
-        # From plain messages to such that wait in merged buckets.
+        # From plain messages to messages that wait in merged buckets.
         publish_mixed(ledger, application, 150, seed=wave, longest_ms=25_000)
         time.sleep(2)
         cancel_some(ledger, application, seed=wave, share=0.1)
@@ -69,7 +69,7 @@ def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
     ledger.verify()
     # The release processes have released all of them, and not many more since. The ledger compares with where they are.
     assert len(ledger.places()) > 30, "what comes too late is told where the message went"
-    # What was refused does not come out either.
+    # Refused messages do not come out either.
     assert ledger.cancelled() - cancelled <= ledger.refused()
     # The requests of the command are not the ledger's.
     came_out = next(iter(got.id for got in ledger.got))

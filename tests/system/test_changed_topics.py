@@ -96,7 +96,7 @@ def test_a_batch_that_was_cut_off_reads_nothing_of_an_input_topic_that_was_creat
     admin.create_topics([NewTopic(also, 2, 1)])[also].result()
     # Nothing is sealed.
     both = f"topics.input={application.input},{also}"
-    # Where forwarders take everything, no batch hands anything over.
+    # Where forwarders take everything, no batch stages anything.
     forwarders = "forward.processes=0" if point == "handed-over" else "forward.processes=1"
     service, ledger = make_service("limits.messages_per_trigger=100", "bucket.max_messages=100000", both, forwarders)
     _number(application, b"waiting", 40, [("deliver-after", b"60s")])

@@ -16,7 +16,7 @@ _KINDS = {
     "broker-kill", "broker-pause", "driver-kill", "driver-pause", "forward-kill", "forward-pause", "release-kill",
     "worker-kill", "worker-pause",
 }  # fmt: skip
-# Of the first 20,000 seeds, the one that strikes each kind of fault soonest, and the seconds until it has.
+# The seed among the first 20,000 that strikes each kind of fault soonest, and the seconds until it has.
 _SEED, _SECONDS = 5697, 141
 
 

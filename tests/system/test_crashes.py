@@ -25,37 +25,37 @@ _PASSING = {
 }
 # Many small buckets, which are merged as soon as there are two.
 _FEW = ("bucket.fan_in=2", "bucket.max_messages=5", "limits.messages_per_trigger=60")
-# What the points need in order to be reached: settings, and delays so long that messages still wait.
+# The points need these to be reached: settings, and delays so long that messages still wait.
 _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("recovering", "batch-begun", "claims-read", "state-held", "batch-done"): ((), 20_000),
     ("transaction-open", "transaction-committed", "handed-over"): ((), 20_000),
     ("sealing", "sealed"): ((), 20_000),
-    # Of the release process, which takes the driver and its Java process with it.
+    # Points of the release process, which takes the driver and its Java process with it.
     ("transaction-filled", "transaction-ended"): ((), 20_000),
     ("shards-assigned", "ring-fencing", "position-read"): ((), 20_000),
     # So long that buckets wait, however long a start takes.
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),
-    # Of the forwarder, which takes the others with it.
+    # Points of the forwarder, which takes the other processes with it.
     ("lanes-assigned", "lane-opened", "near-filled", "near-claimed"): ((), 20_000),
-    # Of a job whose lanes have no forwarder.
+    # Points of a job that has lanes without forwarders.
     ("lane-fenced", "lane-claimed"): (("forward.processes=0", "forward.elsewhere=true"), 20_000),
 }
-# The same with messages that are cancelled and replaced. Those that a release process takes back are handed over long
-# before they are due.
+# The same with messages that are cancelled and replaced. Messages that a release process recalls are staged long before
+# they are due.
 _MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("cancelled", "transaction-filled", "near-claimed"): (("clock.horizon=8s",), 20_000),
     ("batch-begun", "claims-read", "state-held", "sealing", "sealed"): ((), 30_000),
     ("transaction-open", "transaction-committed", "handed-over", "batch-done"): ((), 30_000),
-    # Of the requests that were handed over before the kill, the next process finds out what they have taken back.
+    # For requests that were staged before the kill, the next process finds out which messages they have recalled.
     ("transaction-ended", "shards-assigned", "ring-fencing", "position-read"): (("clock.horizon=15s",), 30_000),
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),
 }
 # The row of `make test`: a kill of the job, one of its release process, one of its forwarder. The demo kills the driver
 # as well.
 _ALWAYS = {("cancelled", "transaction-filled", "near-claimed")}
-# That shards are revoked takes a second process: tests/system/test_release.py. So it does with lanes:
+# Revoking shards takes a second process: tests/system/test_release.py. So does revoking lanes:
 # tests/streaming/forward/test_process.py.
-# Occurrences take messages that repeat: tests/system/test_repeating.py.
+# Occurrences need messages that repeat: tests/system/test_repeating.py.
 _ELSEWHERE = {"cleaning", "shards-revoked", "following", "followed"}
 # Much falls due while the job starts again and again, before anything has accepted it.
 _LEAST_CHECKED = 0.1
@@ -86,7 +86,7 @@ def _run_until_killed(service: Service, point: str) -> None:
 def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_the_answers_agree(
     application: Application, make_service: MakeService, points: tuple[str, ...]
 ) -> None:
-    """Each start finds asks for messages of the starts before, which wait, are handed over, or have come out."""
+    """Each start finds requests for messages of earlier starts, which wait, are staged, or have come out."""
     settings, longest_ms = _MATRIX_WITH_ASKS[points]
     service, ledger = make_service("release.slice=20ms", *settings)
     for seed, point in enumerate(points):

@@ -76,12 +76,12 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
     assert_eventually(lambda: sealed_messages(service.log) >= 50, 60, "a seal")
     kept = publish(ledger, application, 20, _HOUR_MS, key=b"kept")
     handed_over = publish(ledger, application, 40, _HANDED_OVER_MS)
-    # Once it is out, its release process has read what was handed over before.
+    # Once it is out, its release process has read the messages that were staged before.
     (soon,) = publish(ledger, application, 1, 1, key=b"soon")
     assert_eventually(lambda: soon in {record.id for record in list(ledger.got)}, 60, "a delivery")
     begun_ms = time.time_ns() // 1_000_000
     deliver(ledger, [*sealed, *kept, *handed_over])
-    # What one batch reads together.
+    # One batch reads these messages and their requests together.
     together = publish(ledger, application, 20, _HOUR_MS, key=b"together")
     deliver(ledger, together)
     ledger.wait_for_all(60)
@@ -91,7 +91,7 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
     assert came.keys() == every | {soon}
     assert all(due_ms >= begun_ms - 10_000 for identity, due_ms in came.items() if identity != soon)
     assert reasons(ledger, every) == Counter({"made-due": len(every)})
-    # Whoever asks again is told that they come out.
+    # Further requests get the answer that the messages come out.
     ledger.cancel(sealed[0])
     ledger.cancel(kept[0])
     ledger.cancel(handed_over[0])
@@ -119,7 +119,7 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
 def test_what_is_made_due_comes_out_once_if_the_checkpoint_is_lost_meanwhile(
     application: Application, make_service: MakeService, point: str
 ) -> None:
-    """What is stored and not handed over, or in one shard only, is only known by the table and the markers."""
+    """Only the table and the markers know a message that is stored and not staged, or staged in one shard only."""
     service, ledger = make_service("clock.horizon=2s")
     service.start()
     sealed = publish(ledger, application, 300, _HOUR_MS)

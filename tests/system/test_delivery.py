@@ -42,7 +42,7 @@ def test_mixed_messages_are_delivered_once_on_time_and_in_order_and_the_job_ends
     for wave in range(4):
         publish_mixed(ledger, application, 300, seed=wave)
     ledger.wait_for_all(60)
-    # The start made all of these late. Of the next some are on time.
+    # The start made all of these late. Some of the next ones are on time.
     publish_mixed(ledger, application, 300, seed=4, longest_ms=12_000)
     ledger.wait_for_all(60)
     ledger.verify()

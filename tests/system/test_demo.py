@@ -24,7 +24,7 @@ def demo(java: str) -> list[str]:
 
 
 def _remaining_processes(scratch: Path) -> list[str]:
-    """Return the command lines of the processes whose TMPDIR, which is inherited, is in `scratch`."""
+    """Return the command lines of the processes with a TMPDIR in `scratch`. Processes inherit this variable."""
     command_lines = []
     for process in psutil.process_iter():
         try:

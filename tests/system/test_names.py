@@ -74,7 +74,7 @@ def test_what_is_handed_over_is_taken_back_and_commands_work_by_name(
             name = f"n{number}"
             load.publish(name, delay_ms, key=b"k%d" % number, headers=[("delayline-name", name.encode())])
 
-    # The first batch hands nothing over.
+    # The first batch stages nothing.
     load.publish("first", 0, key=b"k", headers=[("delayline-name", b"first")])
     assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
     publish_all(50_000)

@@ -58,7 +58,7 @@ def test_sigterm_while_the_broker_is_away_ends_the_job_and_the_next_start_contin
 ) -> None:
     # How long Java's client asks for offsets before it gives up: a minute by default.
     quick = ["kafka.default.api.timeout.ms=5000", "kafka.request.timeout.ms=4000"]
-    # A task is tried once: each of four tries would wait for the broker anew.
+    # A task is tried once, because each of four tries would wait for the broker again.
     quick += ["kafka.outage_limit=5s", "spark.spark.master=local[2,1]"]
     service, ledger = make_service("release.transaction_timeout=3s", *quick)
     publish_mixed(ledger, application, 300, seed=4, longest_ms=40_000)

@@ -1,4 +1,4 @@
-"""The release stage beside and without the job: taken over, paused, orphaned, and behind a lost ready log."""
+"""The release stage next to and without the job: taken over, paused, orphaned, and after a loss of the ready log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.processes import runs
 from tests.system.conftest import Application, MakeService
 from tests.system.load import publish_mixed
 
-# Long enough that what waits is handed over.
+# Long enough that waiting messages are staged.
 _HORIZON = "clock.horizon=60s"
 # Longer than the group waits for a member.
 _PAUSE_S = 9.0

@@ -156,9 +156,9 @@ def test_missed_occurrences_come_once_or_each_or_not_at_all(
 def test_each_occurrence_comes_once_across_kills(
     application: Application, make_service: MakeService, then: str, points: tuple[str, ...]
 ) -> None:
-    """Before and after occurrences are handed over, and before and after those that follow them are stored.
+    """Kills strike before and after occurrences are staged, and before and after the following occurrences are stored.
 
-    With and without the checkpoint, and with another number of shards.
+    The job starts with and without the checkpoint, and with another number of shards.
     """
     service, ledger = make_service(*_SETTINGS, "clock.horizon=20s")
     ledger.is_rebuilt = then == "rebuild"
@@ -208,7 +208,7 @@ def test_message_under_the_same_name_changes_the_schedule(application: Applicati
     ledger.flush()
     (second,) = ledger.repeated.keys() - {first}
     assert_eventually(lambda: came(ledger, second) >= 2, 60, "occurrences of the new schedule")
-    # What was handed over when the second one was read has come.
+    # Occurrences that were staged when the second one was read have come.
     time.sleep(16)
     count = came(ledger, first)
     ledger.cancel_by_name(application.input, "poll", [("delayline-cancel-name", b"poll")], partition=0)

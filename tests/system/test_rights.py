@@ -53,9 +53,10 @@ from tests.thorough import some_thorough
 
 _EPOCH = 1
 _ORIGIN = CheckpointOrigin("c", 1, 2)
-# The numbers of the batches that hand over.
+# The numbers of the batches that stage messages.
 _BATCHES = count()
-# What goes on without these, and how: docs/platform/rights.md. By login, operation and the end of the topic's name.
+# The service continues without these rights. docs/platform/rights.md says how. By login, operation and the end of the
+# topic's name.
 _NOT_REQUIRED = {
     ("job", "DescribeConfigs", "input"),
     ("release", "Delete", "ready"),
@@ -171,7 +172,7 @@ _DO: dict[str, Callable[[Settings], object]] = {
     "status": _read_status,
     "topics": ensure_topics,
 }
-# What another login has done before.
+# Steps that another login has taken before.
 _BEFORE: dict[str, tuple[Callable[[Settings], object], ...]] = {
     "job": (_publish,),
     "release": (_publish, _hand_over),
@@ -200,7 +201,7 @@ def test_each_missing_right_is_named(
             ensure_topics(settings)
         _change(revoke, right)
         if login == "release":
-            # What needs no such right goes out, and is not there for the next one.
+            # Messages that do not need this right are released, and are gone for the next one.
             _hand_over(owner)
         if right.operation != "Describe":
             # So that the resource is seen, and the error is about the right itself.

@@ -23,7 +23,7 @@ from tests.system.stalling_proxy import StallingProxy
 
 @pytest.fixture
 def s3(tmp_path: Path) -> Iterator[S3Server]:
-    """An S3 server. It skips the test where none can be had."""
+    """An S3 server. The test is skipped if no server is available."""
     try:
         program = server_program()
         s3_jars()

@@ -27,14 +27,14 @@ _SECRETS = [secret.encode() for secret in (PASSWORD[:16], CLIENT_SECRET, STORE_P
 
 @pytest.fixture
 def application(secured: Secured, tmp_path: Path) -> Application:
-    """An application whose settings name only the secured listener."""
+    """An application with settings that name only the secured listener."""
     application = Application(secured.broker, tmp_path)
     application.bootstrap = secured.section["bootstrap_servers"]
     return application
 
 
 def _service(folder: Path, section: dict[str, str], overrides: list[str]) -> Service:
-    """Return a service whose [kafka] section is in a file outside of `folder`."""
+    """Return a service with its [kafka] section in a file outside of `folder`."""
     folder.mkdir(exist_ok=True)
     file = folder.with_name(f"{folder.name}.toml")
     # A JSON string is a TOML string too.

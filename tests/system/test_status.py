@@ -63,7 +63,7 @@ def _publish_far(ledger: Ledger, application: Application, count: int) -> None:
 
 
 def _wait_until_idle(ledger: Ledger) -> None:
-    """Wait until the ledger has all committed records: none arrived for two seconds."""
+    """Wait until the ledger has all committed records: no record arrived for two seconds."""
     seen = -1
     while seen != len(ledger.got):
         seen = len(ledger.got)

@@ -98,5 +98,5 @@ def _newest_state(checkpoint: Path) -> Path:
 
 def _cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    # Delete Hadoop's checksum file. An object store has none.
+    # Delete Hadoop's checksum file. An object store has no such file.
     file.with_name(f".{file.name}.crc").unlink()

@@ -1,4 +1,4 @@
-"""Handover to a new checkpoint, for another number of shards or after a loss, interrupted at every step."""
+"""The switch to a new checkpoint, for another number of shards or after a loss, interrupted at every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_rescale_loses_and_duplicates_nothing(application: Application, make_s
         code = service.command("rescale", "--shards", "3", failpoint=f"{point}=kill")
         assert code == -signal.SIGKILL, f"{point} was not reached:\n{service.log[-3000:]}"
         if point in ("rest-sealed", "successor-born"):
-            # The job refuses the checkpoint, whose state is in a bucket by now.
+            # The job refuses the checkpoint, because its state is in a bucket by now.
             assert service.command("run") == 1
             assert "checkpoint-mismatch" in service.log
             assert "delayline rescale" in service.log

@@ -1,4 +1,4 @@
-"""The page of `delayline web` beside a running job: what it shows, and what a person does with it in a real browser."""
+"""The page of `delayline web` next to a running job: what it shows, and what a person does in a real browser."""
 
 from __future__ import annotations
 

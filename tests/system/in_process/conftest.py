@@ -20,7 +20,7 @@ MakeJob = Callable[..., tuple[JobInProcess, Ledger]]
 
 @pytest.fixture
 def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give commands that start Spark the shared session with their options, and let none of them stop it."""
+    """Give commands that start Spark the shared session with their options, and keep them from stopping it."""
     before: dict[str, str | None] = {}
 
     def use_shared_session(settings: Settings, options: Mapping[str, str] | None = None) -> SparkSession:
@@ -37,7 +37,7 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
             else:
                 spark.conf.set(name, value)
         before.clear()
-        # Clear the cache, whose keys are paths. A new process would not have it.
+        # Clear the cache, which is keyed by path. A new process starts without it.
         jvm: Any = spark._jvm
         jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         # The job turns the log off when it ends.

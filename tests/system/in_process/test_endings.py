@@ -67,7 +67,7 @@ def test_a_job_that_cannot_continue_ends_with_an_error_code_and_continues_once_t
 
     # Enough for the markers of transactions, but not for a progress record.
     configure(f"{application.id}-progress", **{"max.message.bytes": "150"})
-    # The first run may have handed over all of batch 2 before its defect. These are left to a batch after it.
+    # The first run may have staged all messages of batch 2 before its defect. These are for a batch after it.
     publish_mixed(ledger, application, 50, seed=2, longest_ms=5_000)
     error_line = job.failure()
     refused = r"error: delivery-failed: shard \d, batch \d: .*-progress/\d: .*Message size too large"
@@ -94,8 +94,8 @@ def _failing_in_batch_2(*arguments: Any) -> DataFrame:
 
 
 def _watermark_raised(offset_log: Path) -> AbstractContextManager[None]:
-    """Raise the watermark of batch 1 to an hour above that of batch 2, inside the context."""
-    # That of batch 1 is 0 if batch 0 found no messages.
+    """Raise the watermark of batch 1 to an hour above the watermark of batch 2, inside the context."""
+    # The watermark of batch 1 is 0 if batch 0 found no messages.
     before, after = (json.loads((offset_log / name).read_text().splitlines()[1])["batchWatermarkMs"] for name in "12")
     return replaced(offset_log / "1", f'"batchWatermarkMs":{before}', f'"batchWatermarkMs":{after + _HOUR_MS}')
 
@@ -111,7 +111,7 @@ def test_rows_that_spark_drops_below_the_watermark_end_the_job(
 
 
 def _with_late_rows(spark: SparkSession, settings: Settings, *_: Any) -> DataFrame:
-    """Return a stream with the job's tick and, in each batch, a row with an event time. A message has none (null)."""
+    """Return a stream with the job's tick and, in each batch, a row with an event time. A message's is null."""
 
     def silent(key: Any, rows: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         return iter(())

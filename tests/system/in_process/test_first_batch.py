@@ -1,4 +1,4 @@
-"""The first new batch after a time without batches hands over what fell due meanwhile: it does not seal it before."""
+"""The first new batch after a time without batches stages what fell due meanwhile, and does not seal it before."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_first_new_batch_after_a_failure_and_a_pause_hands_over_what_fell_du
         assert_eventually(lambda: newest(commits) >= first, 60, "the first new batch")
         facts = json.loads((offsets / str(first)).read_text().splitlines()[1])
         assert facts["batchWatermarkMs"] > started_ms, caplog.text
-        # A batch that neither hands over nor seals says nothing.
+        # A batch that neither stages nor seals messages logs nothing.
         assert not re.search(rf"batch {first}: .* sealed [1-9]", caplog.text), caplog.text
         # On a slow machine some fall due before they are accepted.
         ledger.verify_after_outage(60, least_checked=0.1)

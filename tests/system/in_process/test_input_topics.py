@@ -123,7 +123,7 @@ def test_every_record_of_an_input_topic_created_again_and_filled_beyond_the_old_
     job.overrides.remove("topics.skip_expired=true")
     _publish(application, b"last", 10)
     job.run_until(lambda: ledger.wait_for(lambda: values()[b"last"] == 10, 60))
-    # What is sealed of both topics cannot be told apart.
+    # Sealed messages of the two topics cannot be told apart.
     refusal = job.command("rebuild", "--discard-checkpoint").stderr
     assert f"checkpoint-mismatch: {application.input} was deleted and created again since the job read the first" in (
         refusal
@@ -188,7 +188,7 @@ def test_an_input_topic_that_was_left_out_does_not_come_back(
 
 
 def _recreate(application: Application) -> None:
-    """Delete the input topic, and create it with as many partitions."""
+    """Delete the input topic, and create it with the same number of partitions."""
     admin = AdminClient({"bootstrap.servers": application.bootstrap})
     admin.delete_topics([application.input])[application.input].result()
     assert_eventually(lambda: application.input not in admin.list_topics(timeout=10).topics)

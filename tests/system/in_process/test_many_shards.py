@@ -24,7 +24,7 @@ def test_messages_of_shards_that_share_a_state_partition_are_delivered_once_in_o
     shards = {shard_of(application.output, number, _SHARDS) for number in range(_OUTPUT_PARTITIONS)}
     shared = Counter(shard % state_partitions(_SHARDS) for shard in shards)
     assert max(shared.values()) > 1, "otherwise no partition is shared"
-    # What is due in the first seconds is handed over from the state stage, and the rest by the window.
+    # The state stage stages messages due in the first seconds, and the window the rest.
     own = (f"bucket.shards={_SHARDS}", "bucket.max_messages=8", "forward.processes=0", "clock.horizon=5s")
     job, ledger = make_job(*own, partitions=_OUTPUT_PARTITIONS)
     for number in range(600):

@@ -46,11 +46,11 @@ def test_the_first_message_of_each_name_comes_out_and_what_follows_a_cancel(
     wants_answer: list[tuple[str, str | bytes | None]] = [("delayline-answer", b"true")]
 
     def publish() -> None:
-        # The first batch hands nothing over.
+        # The first batch stages nothing.
         load.publish("first", 0)
         assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
         for number in range(20):
-            # Handed over at once; sealed.
+            # Staged at once; sealed.
             load.publish(f"near{number}", 14_000)
             load.publish(f"far{number}", 26_000)
         accept_all(load, application)
@@ -83,10 +83,10 @@ def test_the_newest_message_of_each_name_comes_out_when_the_first_was_due(
     load = NamedLoad(application, KEEP_TIME, slack_ms=8_000)
 
     def publish() -> None:
-        # The first batch hands nothing over.
+        # The first batch stages nothing.
         load.publish("first", 0)
         assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
-        # The first message is handed over at once, or sealed. Others of its name come with it, and later.
+        # The first message is staged at once, or sealed. Others of its name come with it, and later.
         for near_ms, far_ms in ((14_000, 26_000), (0, 0), (60_000, 60_000)):
             for number in range(20):
                 load.publish(f"near{number}", near_ms)
@@ -138,7 +138,7 @@ def test_what_fell_due_in_an_outage_is_replaced_and_cancelled_by_its_name(
 @pytest.mark.takes(60)
 @pytest.mark.parametrize(
     ("mode", "newest_ms"),
-    # By its own due time, the newest of each name would count as handed over.
+    # By its own due time, the newest of each name would count as staged.
     [(REPLACE, 60_000), (KEEP_TIME, 1_000)],
 )
 def test_of_what_a_rebuild_without_the_table_accepts_again_the_newest_of_each_name_comes_out(
@@ -153,7 +153,7 @@ def test_of_what_a_rebuild_without_the_table_accepts_again_the_newest_of_each_na
             for number in range(20):
                 load.publish(f"n{number}", delay_ms)
             accept_all(load, application)
-        # Only what is handed over says how far the input was read.
+        # Only staged messages say how far the input was read.
         for number in range(10):
             load.publish(f"now{number}", 0)
         accept_all(load, application)

@@ -59,21 +59,22 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
     assert application.checkpoint.name == "checkpoint-3"
     _expect_the_rest_to_wait(job, ledger)
     job.run_until(lambda: ledger.wait_for_all(60))
-    # Order holds without exception: all messages were accepted before they were due, and before the handovers.
+    # Order holds without exception: all messages were accepted before they were due, and before the switches.
     ledger.verify()
 
 
 def _expect_the_rest_to_wait(job: JobInProcess, ledger: Ledger) -> None:
-    """Assert that before the first batch of a new checkpoint all is shown to wait, or unread, that has not come out.
+    """Assert that before the first batch of a new checkpoint, undelivered messages are shown to wait or are unread.
 
-    What falls due meanwhile waits, as long as no job runs. `rebuild` goes on where the last hand-over had read to.
+    Messages that fall due meanwhile wait as long as no job runs. `rebuild` continues where the last hand-over had read
+    to.
     """
     lines = job.command("peek", "--format", "json", "--limit", "10000").stdout.splitlines()
     shown = {json.loads(line)["id"] for line in lines}
     status = json.loads(job.command("status", "--format", "json").stdout)
     left = ledger.sent.keys() - {record.id for record in list(ledger.got)}
     assert shown <= left
-    # Of what is read again, forwarders have delivered some. It is the last wave of messages at the most.
+    # Forwarders have delivered some of the messages that are read again. These are at most the last wave.
     assert len(left - shown) <= status["input_lag"]["total"] <= 200
     assert status["waiting"]["total"] == sum(status["due"].values()) == len(shown)
 

@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     application: Application, make_job: MakeJob, spark: SparkSession
 ) -> None:
-    # What is due within ten minutes is handed over, and waits in the ready log when the job has ended.
+    # Messages due within ten minutes are staged, and wait in the ready log when the job has ended.
     job, ledger = make_job("clock.horizon=10m", f"monitor.job=127.0.0.1:{free_port()}")
     settings = load_settings(None, job.overrides, environ={})
     through_job = list[dict[str, Any]]()
@@ -58,7 +58,7 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
                 ledger.cancel(identity)
         ledger.flush()
         ledger.wait_for(lambda: len(ledger.cancelled()) == 2, 60)
-        # What the answers tell is in the storage once their batch is committed.
+        # The storage reflects the answers once their batch is committed.
         assert_eventually(lambda: look_through_job(settings, Look(limit=1_000)).num_rows == 318, 30)
         through_job.extend(look_through_job(settings, Look(limit=1_000)).to_pylist())
         with pytest.raises(NotThroughTheJob, match="of another application"):
