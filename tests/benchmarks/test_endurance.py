@@ -12,5 +12,5 @@ def test_the_last_third_is_compared_with_the_one_before() -> None:
     assert figures == {"memory_mb_before": 299, "memory_mb_last": 399, "heap_mb_before": 56, "heap_mb_last": 56}
     met = {aim.what.split()[0]: aim.as_json()["met"] for aim in aims_of({CASE: figures})}
     assert (met["memory_mb"], met["heap_mb"]) == (False, True)
-    # What was not measured, as without jcmd.
+    # An aim without a measured figure is not met, as without jcmd.
     assert not met["code_mb"]

@@ -1,4 +1,4 @@
-"""Only messages that were handed over in time are held to their order."""
+"""Only messages that were staged in time are held to their order."""
 
 from __future__ import annotations
 

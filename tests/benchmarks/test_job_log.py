@@ -1,4 +1,4 @@
-"""What is read from the job's log."""
+"""The figures that are read from the job's log."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def received(*rows: tuple[int, float, float]) -> Received:
 
 
 def test_deliveries_go_on_with_the_first_message_due_after_the_kill_in_each_partition() -> None:
-    # What was due before the kill may arrive after it, and says nothing.
+    # Messages due before the kill may arrive after it, and do not count.
     records = received((0, 99.9, 100.1), (0, 100.2, 101.0), (0, 100.3, 101.1), (1, 99.0, 100.2), (1, 100.1, 103.5))
     assert stopped(records, KILL) == {"next_delivery_s": 1.5, "all_partitions_s": 4.0}
     assert stopped(records, KILL, [0]) == {"next_delivery_s": 1.5, "all_partitions_s": 1.5}

@@ -1,4 +1,4 @@
-"""The faults that a benchmark counts: each is planted into records that have none."""
+"""The faults that a benchmark counts: each is planted into records without faults."""
 
 from __future__ import annotations
 

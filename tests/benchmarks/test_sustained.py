@@ -22,5 +22,5 @@ def test_a_merged_bucket_counts_once_and_only_with_its_marker() -> None:
 
 def test_the_buckets_that_the_design_allows() -> None:
     assert most_buckets(16, 16 * 16 * 30_000, 30_000) == pytest.approx(15 * 3 + 1)
-    # As many as may wait unmerged, however few messages there are.
+    # The most buckets that may wait unmerged, however few messages there are.
     assert most_buckets(16, 10, 30_000) == pytest.approx(15 * 2 + 1)

@@ -1,4 +1,4 @@
-"""What docs/subscribe.md says of share groups, with Kafka's own share consumer."""
+"""The statements of docs/subscribe.md about share groups, with Kafka's own share consumer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Asking for cancels, with a real broker. The test writes the answers that a job would give.
+"""Requesting cancels, with a real broker. The test writes the answers that a job would give.
 
-What a broker does only by accident comes from a producer that fails on purpose."""
+A producer that fails on purpose stands for the accidents of a broker."""
 
 from __future__ import annotations
 
@@ -318,9 +318,9 @@ def test_what_shall_be_due_at_once_is_asked_for_in_the_partition_of_the_message(
 
 @dataclass
 class Faulty:
-    """A producer whose calls go as `plan` says, and a subscriber that gets an answer to each request, for one `reason`.
+    """A producer with planned calls, and a subscriber that gets an answer with the `reason` to each request.
 
-    A plan has for each call None, the error that it raises, or the KafkaError with which the record is not delivered.
+    For each call, `plan` has None, the error that it raises, or the KafkaError with which the record is not delivered.
     """
 
     plan: list[Exception | KafkaError | None]
@@ -355,7 +355,7 @@ class Faulty:
 
 
 class Place(NamedTuple):
-    """What a producer says of a record that it has published."""
+    """The place of a published record, as a producer reports it."""
 
     at: tuple[str, int, int]
 

@@ -102,7 +102,7 @@ def test_the_bytes_in_flight_are_bounded(settings: Settings, topic: str, monkeyp
         confirmed = 0
         for _ in publisher.publish(large()):
             confirmed += 1
-            # Two in flight, one that waits for space, one whose confirmation is being read.
+            # Two are in flight, one waits for space, and the confirmation of one is being read.
             assert taken <= confirmed + 4
     assert confirmed == 8
 

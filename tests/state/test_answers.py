@@ -19,7 +19,7 @@ ASKED: MessageId = ("in", 3, 4)
 
 
 def requests_for(*asked: MessageId) -> pa.Table:
-    """Return asks for these messages, with the ids own/1/0, own/1/1, ..."""
+    """Return requests for these messages, with the ids own/1/0, own/1/1, ..."""
     rows = [(*each, "own", 1, at) for at, each in enumerate(asked)]
     return pa.Table.from_pylist([dict(zip((*ID, *REQUEST_ID), row, strict=True)) for row in rows])
 

@@ -1,4 +1,4 @@
-"""What asks ask for, and what stays of the messages that are cancelled."""
+"""Which rows stay when messages are cancelled."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _PLACES = st.tuples(st.sampled_from(["in", "other"]), st.integers(0, 2))
 
 
 def terms(lanes: int, epoch: int = 1) -> Terms:
-    """Return terms with as many lanes."""
+    """Return terms with this number of lanes."""
     origin = CheckpointOrigin("c", 1, 1)
     return Terms(epoch, lanes, batch_settings_from(Settings(), {"out": 1}, (0,), origin, input_ids={"in": ["A"]}))
 
@@ -79,7 +79,7 @@ def test_readers_of_claims_know_what_was_decided(
         for place, own in taken.items():
             every.setdefault(place, set()).update(own)
     read = Claims()
-    # What comes again changes nothing.
+    # Claims that are read again change nothing.
     again = data.draw(st.lists(st.sampled_from(claims), max_size=3))
     for claim in (*claims, *again):
         read.add(Claim.from_bytes(claim.to_bytes()))
@@ -183,7 +183,7 @@ def test_a_lane_says_that_a_partition_is_cut_until_its_topic_is_created_again() 
     for each in (claim, found):
         known.add(each)
     assert known.position("A", 0) == 10
-    # Whoever owns the lane next.
+    # The next owner of the lane.
     later = first_claims(terms(1), {}, {0: found.next(JOB, {("in", 0): 12}, {}, _IDS)}, _IDS)[0]
     cuts = Claim.from_bytes(later.to_bytes()).cuts(_IDS)
     assert cuts == [
@@ -204,7 +204,7 @@ def test_a_partition_that_moves_to_another_lane_takes_along_what_is_known_of_its
     first = first_claims(terms(3), {"in": {"0": 9}}, {0: claim}, _IDS)
     for place in places:
         own = first[lane_of(*place, 3)]
-        # What batches have read beyond the claim has an epoch that nobody has noted.
+        # The epoch of records that batches have read beyond the claim was not noted.
         assert own.leader_epoch(*place, "A") == (NO_EPOCH if place == ("in", 0) else 3)
     assert first[lane_of("in", 4, 3)].cuts(_IDS) == claim.cuts(_IDS)
     assert first_claims(terms(3), {}, {0: claim}, {"in": "C"})[0].cut == {}

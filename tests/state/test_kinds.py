@@ -1,4 +1,4 @@
-"""What a row of messages is, by its kind alone: the topic that it goes to says nothing."""
+"""The kind alone says what a row of messages is. The topic that it goes to does not."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_ids_of_many_sources_are_one_table_and_are_found_in_it() -> None:
     ids = ids_in(asked)
     known = table_of(ids)
     assert [column.num_chunks for column in known.columns] == [1, 1, 1]
-    # What scans the table for each source takes minutes, and the limit of a test's time ends it.
+    # A scan of the table for each source would take minutes, and exceed the time limit of a test.
     assert known.take(pa.array(places_in(known, asked))) == asked
     assert among(asked, ids).all()
     assert not among(asked, ids_of([("no-topic-1", 0, 2)])).any()

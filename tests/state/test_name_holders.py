@@ -35,7 +35,7 @@ def left(offset: int, due_ms: int = FAR_MS, name: str = "a", partition: int = 0)
 def stored(
     offset: int, due_ms: int = FAR_MS, bucket: int = 3, name: str = "a", partition: int = 0, until_ms: int = 0
 ) -> tuple[Any, ...]:
-    """Return the row of a message whose name is stored."""
+    """Return the row of a message with a stored name."""
     return name.encode(), TOPIC, partition, offset, due_ms, max(due_ms, until_ms), False, bucket, False
 
 
@@ -97,7 +97,7 @@ def test_what_is_overdue_in_the_table_is_cancelled_if_it_waits() -> None:
 def test_what_a_later_record_has_taken_the_name_from_is_cancelled_wherever_that_is() -> None:
     # The row of the newest is in the table, and need not be stored again.
     assert settle(left(5), stored(6, 500, bucket=4)) == ({}, [(0, 5, FAR_MS)])
-    # Of one that is accepted again, the row may be there.
+    # The table may have the row of a message that is accepted again.
     assert settle(left(5), stored(5, bucket=2), stored(6, bucket=4)) == ({}, [(0, 5, FAR_MS)])
     assert settle(left(5), stored(5, bucket=2), stored(4)) == ({"a": (5, FAR_MS)}, [(0, 4, FAR_MS)])
 
@@ -153,7 +153,7 @@ def test_a_mark_of_which_no_message_waits_is_taken_away() -> None:
 
 def test_what_is_delivered_keeps_no_name_and_what_waits_in_the_table_does() -> None:
     assert settle(stored(1, CUTOFF_MS - 1), left(5), left(6), mode=KEEP) == ({"a": (5, FAR_MS)}, [(0, 6, FAR_MS)])
-    # Its row is older than the one that may be there of the other.
+    # Its row is older than the row that the other message may have.
     expected = ({"a": (1, FAR_MS)}, [(0, 5, FAR_MS)])
     assert settle(stored(1), left(5), mode=KEEP) == expected
     assert settle(stored(1), stored(5, bucket=4), mode=KEEP) == expected
@@ -172,9 +172,9 @@ def test_after_a_change_of_the_mode_a_message_is_replaced_that_was_not_accepted_
     expected = ({"a": (5, FAR_MS)}, [(0, 1, FAR_MS), (0, 2, FAR_MS), (0, 6, 500)])
     assert settle(stored(1), stored(2), left(5), left(6, 500), mode=KEEP, replaces=[1, 2]) == expected
     assert settle(stored(1), left(1, partition=1), mode=KEEP, replaces=[1]) == ({"a": (1, FAR_MS)}, [(0, 1, FAR_MS)])
-    # Of several that do not keep it, the newest has it.
+    # The newest of several messages that do not keep the name has it.
     assert settle(stored(1), stored(2), mode=KEEP, replaces=[1, 2]) == ({}, [(0, 1, FAR_MS)])
-    # What the table says of a message that is accepted again counts.
+    # The table's row of a message that is accepted again counts.
     rows, expected = [stored(1), stored(2), left(2)], ({"a": (2, FAR_MS)}, [(0, 1, FAR_MS)])
     for mode in (KEEP, KEEP_TIME):
         assert settle(*rows, mode=mode, replaces=[1, 2], marked=False) == expected
@@ -185,12 +185,12 @@ def test_where_messages_keep_their_due_times_the_newest_has_the_name() -> None:
     assert settle(left(5), left(6, 500), left(7), mode=KEEP_TIME) == expected
     recalled = ids_of([(TOPIC, 0, 7)])
     assert settle(left(5), left(7), cancelled=recalled, mode=KEEP_TIME) == ({"a": (5, FAR_MS)}, [])
-    # What is delivered stands in the table, as it did.
+    # A delivered message stays in the table.
     assert settle(stored(1), stored(2, CUTOFF_MS - 1), mode=KEEP_TIME) == ({}, [(0, 1, FAR_MS)])
 
 
 def unknown(offset: int, due_ms: int = 500, name: str = "a", partition: int = 0) -> tuple[Any, ...]:
-    """Return the row of a message that counts as handed over, and that the table does not know."""
+    """Return the row of a message that counts as staged, and that is not in the table."""
     return (*left(offset, due_ms, name, partition)[:-1], False)
 
 
@@ -245,7 +245,7 @@ def test_a_record_that_the_table_knows_or_whose_name_was_free_is_due_by_itself()
 def test_all_but_one_of_a_name_is_cancelled_or_no_more(
     given_rows: list[tuple[str, int, bool, int]], at_once: int
 ) -> None:
-    # In the order of the offsets. Of each, batches have stored the rows in that order.
+    # In the order of the offsets, which is also the order in which batches have stored the rows.
     rows = [
         left(at, due, name, partition) if is_left else stored(at, due, 1 + at // 4, name, partition)
         for at, (name, partition, is_left, due) in enumerate(given_rows)
@@ -264,6 +264,6 @@ def test_all_but_one_of_a_name_is_cancelled_or_no_more(
 
 
 def _newest(rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the newest row: that of the last offset in its partition, and of these, that of the last bucket."""
+    """Return the newest row: among the rows with the last offset of each partition, the row of the last bucket."""
     last = {partition: list(own)[-1] for partition, own in groupby(sorted(rows), key=lambda row: row[2])}
     return max(last.values(), key=lambda row: (row[7], row[2], row[3]))

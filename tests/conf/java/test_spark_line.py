@@ -24,7 +24,7 @@ Install = Callable[[str | None], None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """A function after which a version of pyspark, or none, seems to be installed."""
+    """A function that makes a version of pyspark, or no version, seem to be installed."""
 
     def seem(version: str | None) -> None:
         def of(package: str) -> str:

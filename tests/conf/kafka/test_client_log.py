@@ -1,4 +1,4 @@
-"""What librdkafka has to say goes through the log, in its format, and not again with each try."""
+"""The messages of librdkafka go through the log, in its format, and are not repeated with each try."""
 
 from __future__ import annotations
 

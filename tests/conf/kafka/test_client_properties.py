@@ -172,7 +172,7 @@ def test_a_file_that_may_not_be_read_is_refused(load: Any, tmp_path: Path, monke
 
 @given(st.dictionaries(st.text(min_size=1), st.text()))
 def test_what_is_written_is_read_again(properties: dict[str, str]) -> None:
-    # A lone surrogate is no character.
+    # A lone surrogate is not a character.
     clean = {_valid(key): _valid(value) for key, value in properties.items()}
     read = parse_properties(properties_text(clean), "f")
     assert {key: found.value for key, found in read.items()} == clean

@@ -31,7 +31,7 @@ def settings(*overrides: str) -> Settings:
             r"`max\.in\.flight\.requests\.per\.connection` must be",
         ),
         (["kafka.retries=0"], r"`retries` must be set >= 1"),
-        # Transactions of the lease last 10 s, those of deliveries a minute.
+        # Transactions of the lease last 10 s, and transactions of deliveries a minute.
         (["kafka.socket.timeout.ms=30000"], r"`socket\.timeout\.ms` must be .*=10000, from lease\.period"),
         (["kafka.message.timeout.ms=30000"], r"`message\.timeout\.ms` must be .*=10000, from lease\.period"),
         (["kafka.socket.timeout.ms=90000", "lease.period=2m"], "=60000, from release.transaction_timeout"),

@@ -70,7 +70,7 @@ def test_a_login_in_any_spelling_reaches_every_client(options: dict[str, str]) -
 
 def test_librdkafka_can_fetch_tokens() -> None:
     # Only if it is built with curl.
-    # An empty file is no certificate.
+    # An empty file is not a certificate.
     options = librdkafka_options(kafka({key: LIBRDKAFKA[key] for key in LIBRDKAFKA if key != "https.ca.location"}))
     confluent_kafka.Producer({**options, "log_level": "0"})
 

@@ -93,7 +93,7 @@ def test_a_publishers_clock_may_be_ahead_even_with_the_longest_delay() -> None:
         ([("deliver-to", b"new-orders")], rejected.TopicUnknown),
         ([("x", bytes(1_000))], rejected.MessageTooLarge),
         ([("delayline-repeat", b"every 10m")], rejected.BadRepeat),
-        # Of two errors, the one about the delay is reported.
+        # If a record has two errors, the error about the delay is reported.
         ([("deliver-to", b"secret"), ("deliver-after", b"soon")], rejected.BadDeliverAfter),
         ([("deliver-to", b"secret"), ("deliver-to", b"new-orders")], rejected.BadDeliverTo),
         ([("deliver-to", b"secret"), ("x", bytes(1_000))], rejected.TopicNotAllowed),
@@ -166,7 +166,7 @@ def test_no_delay_counts_from_a_timestamp_in_seconds(timestamp_ms: int, header: 
     delayed = accept_one(header, timestamp_ms=timestamp_ms)
     assert delayed["error_code"] == "bad-timestamp"
     assert "is it in milliseconds" in delayed["error_text"]
-    # What asks for no delay does not need it.
+    # A record without a delay does not need a timestamp in milliseconds.
     assert accept_one(timestamp_ms=timestamp_ms)["deliver_at_ms"] == timestamp_ms
 
 

@@ -1,4 +1,4 @@
-"""Refusing what would wait beside too much else."""
+"""Refusing messages that would wait when too many others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that ask for a cancel."""
+"""Records that request a cancel."""
 
 from __future__ import annotations
 

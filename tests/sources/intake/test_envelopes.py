@@ -1,7 +1,7 @@
-"""Schedulers whose messages come in envelopes: records as the publishers of etf1's scheduler and of Karafka write them.
+"""Schedulers with messages in envelopes: records as the publishers of etf1's scheduler and of Karafka write them.
 
-Their headers are those of github.com/etf1/kafka-message-scheduler (schedule/kafka/schedule.go, runner/kafka/handler.go
-at v0.0.9) and of karafka.io/docs/Pro-Scheduled-Messages, in the order in which Karafka 2.6.1 writes them.
+Their headers come from github.com/etf1/kafka-message-scheduler (schedule/kafka/schedule.go, runner/kafka/handler.go at
+v0.0.9) and karafka.io/docs/Pro-Scheduled-Messages, in the order in which Karafka 2.6.1 writes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KARAFKA = [
     ("schedule_target_topic", b"orders"),
     ("schedule_target_key", b"video 7"),
 ]
-# What Karafka writes behind a schedule that it has dispatched.
+# Karafka writes these headers after it has dispatched a schedule.
 KARAFKA_TOMBSTONE = [
     *KARAFKA[:2],
     ("schedule_source_type", b"tombstone"),

@@ -63,7 +63,7 @@ def test_what_a_shards_own_group_has_no_room_for_goes_to_overflow_groups_of_the_
     assert {place[0] for place in places if place} == {shard}
     assert sorted(offset for key in overflow for offset in offsets[key]) == list(range(6, 20))
     assert all(len(offsets[key]) <= FILLED_BYTES // (10 * _MB) + 1 for key in overflow)
-    # As many as let Spark collect no more than about FILLED_BYTES.
+    # Enough fillers that Spark collects no more than about FILLED_BYTES.
     assert set(filling) == set(overflow)
     assert fillers(140 * _MB, _ROWS) <= sum(filling.values()) < 1.01 * fillers(140 * _MB, _ROWS)
 

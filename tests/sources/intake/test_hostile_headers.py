@@ -58,7 +58,7 @@ _PLAIN = [
     b"1h30m", b"orders", b"delayline-in", b"delayline-in/0/3", b"third/1/99999", b"x/0/1", b"\0\0\0\0\0\0\0\x05",
     CLOCK_MS.to_bytes(6), b"true",
 ]  # fmt: skip
-# What a pattern might search again and again, or a number grow with.
+# Values that a pattern might search again and again, or that a number might grow with.
 _LONG = [
     piece * 600_000 for piece in (b" ", b"1", b"-", b'"', b"a/", b"1h", b"\0", b"\xc3\xa9", b"PT", b"9", b"\t\n", b"{")
 ]

@@ -1,4 +1,4 @@
-"""Names of messages: where they come from, and what asks for what has them."""
+"""Names of messages: where they come from, and which requests are for messages that have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forwarder takes is what a batch would accept, and it leaves all that a batch must decide."""
+"""A forwarder takes records that a batch would accept, and leaves records that a batch must decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What presets read: records as the publishers of other schedulers write them."""
+"""The records that presets read, as the publishers of other schedulers write them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def accepted(preset: str, *pairs: tuple[str, bytes | None], topic: str = "delayl
         ("activemq", [("AMQ_SCHEDULED_DELAY", b"0"), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 5),
         ("activemq", [("AMQ_SCHEDULED_DELAY", b'"-1"'), ("AMQ_SCHEDULED_PERIOD", b"5")], WRITTEN_MS + 5),
         ("activemq", [("AMQ_SCHEDULED_DELAY", b"-60000")], WRITTEN_MS),
-        # Artemis: the property of its own clients, and what its STOMP has beside the delay. Both go before it there.
+        # Artemis: the property of its own clients, and the other header of its STOMP. Both go before the delay there.
         ("activemq", [("_AMQ_SCHED_DELIVERY", b"%d" % DUE_MS)], DUE_MS),
         ("activemq", [("AMQ_SCHEDULED_TIME", b"%d" % DUE_MS), ("AMQ_SCHEDULED_DELAY", b"5")], DUE_MS),
         ("activemq", [("AMQ_SCHEDULED_DELAY", b"60000"), ("_AMQ_SCHED_DELIVERY", b"%d" % DUE_MS)], DUE_MS),

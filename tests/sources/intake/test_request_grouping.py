@@ -118,7 +118,7 @@ def shuffled(shards: int, table: pa.Table) -> tuple[int, int, int]:
 @pytest.mark.parametrize("kind", ["cancels", "replacements", "names", "cancels by name"])
 def test_with_more_shards_requests_do_not_become_more_bytes_and_an_id_takes_two_for_each(kind: str) -> None:
     count, many = 10_000, 64
-    # Of ten million messages.
+    # The requests are for some of ten million messages.
     asked = np.random.default_rng(7).choice(10**7, count, replace=False).tolist()
     marks: dict[str, Iterable[tuple[str, bytes | str]]] = {
         "cancels": ((CANCEL_HEADER, f"{OTHER}/1/{at}") for at in asked),

@@ -25,7 +25,7 @@ def segment(bucket: int, number: int, start_ms: int, length_ms: int, part: str =
     )
 
 
-# Whole buckets, each cut anew whenever it is drawn: no two draws need agree on its segments.
+# Whole buckets. Each draw of a bucket may cut it into other segments.
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 11)), min_size=1, max_size=4)
 SEGMENTS = st.dictionaries(st.integers(0, 12), SPANS, max_size=4).map(
     lambda buckets: [
@@ -47,7 +47,7 @@ STEPS = st.lists(
 
 
 def unknown(segments: list[Segment], model: list[Segment]) -> list[Segment]:
-    """Return those of `segments` whose bucket has none in `model`."""
+    """Return the `segments` of buckets that have no segment in `model`."""
     known = {each.bucket for each in model}
     return [each for each in segments if each.bucket not in known]
 
@@ -145,7 +145,7 @@ def test_from_its_announcement_on_a_merge_is_looked_for_in_both_places_and_then_
     catalog.announce(buckets[:2], merged)
     assert catalog.parts_of(buckets) == {"p1", "p2", "p3", "m0", "m1"}
     assert catalog.parts_of(buckets[:1]) == {"p1", "m0", "m1"}
-    # What no merge replaces is in one place.
+    # A bucket that no merge replaces is in one place only.
     assert catalog.parts_of(buckets[2:]) == {"p3"}
     catalog.replace([1, 2], merged)
     assert catalog.parts_of(catalog.overlapping(0, 100)) == {"p3", "m0", "m1"}

@@ -16,12 +16,12 @@ from state.order import ORDER, in_order
 from tests.messages import ids_of_rows
 
 Row = tuple[int, int, int]
-# Due time (few, so that they meet; -1 is that of what is in no bucket), partition and offset.
+# Due time (few values, so that rows share them; -1 for messages in no bucket), partition and offset.
 ROWS = st.lists(st.tuples(st.sampled_from([-1, 0, 5, 6]), st.integers(0, 1), st.integers(0, 50)), unique=True)
 
 
 def ids(rows: Iterable[Row], bucket: int = 1) -> pa.Table:
-    """Return ids of a topic, due up to 10 ms later than at the time that is given."""
+    """Return ids of a topic, each due up to 10 ms after its given due time."""
     several = [
         {"bucket": bucket, "topic": "in", "deliver_at_ms": due_ms, "max_deliver_at_ms": due_ms + 10}
         | {"partition": partition, "offset": offset, "name": b"%d" % offset}

@@ -147,7 +147,7 @@ def test_nothing_is_left_once_all_segments_are_behind() -> None:
     assert slice_end([], 0) is None
 
 
-# What a merge writes
+# The output of a merge
 
 # Due within milliseconds of each other, or far apart.
 DUE = st.one_of(st.integers(0, 99), st.integers(0, 10**9))

@@ -59,7 +59,7 @@ def moved_rows(rows: list[dict[str, Any]], moves: dict[int, int]) -> list[dict[s
 
 
 def moved_by(moves: pa.Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a batch once these messages are moved, none of which is in a stored chunk."""
+    """Return the rows of a batch after moves of these messages, which are not in stored chunks."""
     batches = pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA).to_batches(max_chunksize=2)
     move = moving(moves, LOCATED_SCHEMA.empty_table(), lambda _: 0, SETTINGS, BUCKET, CUTOFF_MS)
     return [row for each in move(batches) for row in each.to_pylist()]
@@ -108,7 +108,7 @@ def test_each_message_is_in_one_row_of_its_shard_by_its_new_due_time(
         if row["kind"] == SEALED:
             assert row["count"] <= SETTINGS.segment_max_messages
             assert json.loads(row["by_topic"]) == {"delayline-in": [[dues[0], dues[-1], len(dues)]]}
-    # What is sealed can be stored, with its index.
+    # Sealed rows can be stored, with their index.
     sealed = pa.Table.from_pylist([row for row in rows if row["kind"] == SEALED], schema=SHARD_OUTPUT_SCHEMA)
     list(stored_rows(4)(sealed.to_batches()))
 
@@ -116,7 +116,7 @@ def test_each_message_is_in_one_row_of_its_shard_by_its_new_due_time(
 def test_rows_without_moved_messages_are_as_they_were() -> None:
     every = messages({"offset": offset, "deliver_at_ms": 300 * offset} for offset in range(8))
     rows = batch_rows(every)
-    # Whatever the rows in between cost, those of a batch are compared whole.
+    # The rows of a batch are compared whole, whatever the rows in between cost.
     assert moved_rows(rows, {99: 5}) == rows
     left = [row for row in moved_rows(rows, {0: 1}) if row["kind"] == SEALED]
     assert left == [row for row in rows if row["kind"] == SEALED]
@@ -193,7 +193,7 @@ def test_messages_of_stored_chunks_are_copied_to_due_rows_of_their_shards() -> N
     chunks = [
         pa.RecordBatch.from_pydict({"bucket": [at], "chunk": [encode_chunk(stored.slice(at, 2))]}) for at in (0, 2)
     ]
-    # The same id may be that of an old message in another bucket; and of one that is handed over, in the same.
+    # An old message in another bucket may have the same id, and so may a staged message in the same bucket.
     chunks += [pa.RecordBatch.from_pydict({"bucket": [at], "chunk": [encode_chunk(own)]})
                for at, own in ((4, stored), (2, stored.slice(0, 2)))]  # fmt: skip
     handed_over = messages([{"offset": 1, "deliver_at_ms": 40_000}])

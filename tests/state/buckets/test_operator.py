@@ -201,7 +201,7 @@ def rows_of(frames: Iterable[pd.DataFrame], kind: str) -> list[dict[str, Any]]:
 def test_a_shard_takes_out_what_is_cancelled_and_says_what_it_had() -> None:
     state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000, 6_000)))
     arrivals = messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in [(2, 50), (3, 60), (4, 7_000)])
-    # Of two input partitions.
+    # The requests come from two input partitions.
     frames = frames_of(state, ids_asked(1, 9), arrivals, ids_asked(2, 9), key=7)
     assert [(row["offset"], row["deliver_at_ms"]) for row in rows_of(frames, TAKEN_OUT)] == [(1, 6_000), (2, 50)]
     assert [row["offset"] for row in rows_of(frames, DUE)] == [3]
@@ -224,7 +224,7 @@ def test_a_shard_passes_on_the_requests_that_it_gets_and_keeps_no_message_that_c
 def test_what_shall_be_due_at_once_leaves_the_bucket_and_is_due_or_sealed_until_that_is_decided() -> None:
     state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000, 6_000, 80)))
     arrivals = messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in [(3, 60), (4, 7_000), (5, 7_100)])
-    # Of message 4 a cancel asks as well, and of message 0 that alone.
+    # Message 4 has a cancel request as well, and message 0 has only a cancel request.
     frames = frames_of(state, arrivals, ids_asked(0, 4), ids_asked(1, 3, 4, delivers=True), key=7)
     taken_out = {row["offset"]: row["deliver_at_ms"] for row in rows_of(frames, TAKEN_OUT)}
     assert taken_out == {0: 5_000, 1: 6_000, 3: 60, 4: 7_000}

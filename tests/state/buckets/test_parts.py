@@ -72,7 +72,7 @@ def test_no_delta_partition_has_two_meanings(sealed: str, merged: str, name: Mer
     assert len(set(partitions)) == len(partitions)
 
 
-# A table: its merges with their numbers of parts, those of them that are finished, and its other partitions.
+# A table: its merges with their numbers of parts, its finished merges, and its other partitions.
 TABLE = st.tuples(
     st.dictionaries(MERGE, st.integers(1, 3), max_size=5).flatmap(
         lambda merges: st.tuples(

@@ -69,7 +69,7 @@ def test_a_load_far_ahead_is_given_up_where_much_was_sealed_into_it() -> None:
 
 
 def steps(own: Reach, wanted_ms: int) -> list[int]:
-    """Return the cutoffs by which all that is due before `wanted_ms` is handed over."""
+    """Return the cutoffs by which all messages due before `wanted_ms` are staged."""
     cutoffs = [0]
     while cutoffs[-1] < wanted_ms:
         cutoffs.append(own.step(cutoffs[-1], wanted_ms))

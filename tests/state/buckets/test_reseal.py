@@ -62,7 +62,7 @@ def test_a_shard_is_sealed_while_its_messages_come() -> None:
     offsets = iter(range(100_000))
 
     def read_at_once() -> pa.Table:
-        # What is read together is due at any time.
+        # Messages that are read together are due at any time.
         dues = (chance.randrange(10**9) for _ in range(1_000))
         return messages({"deliver_at_ms": due, "offset": next(offsets), "value": bytes(1_000)} for due in dues)
 

@@ -100,7 +100,7 @@ def test_metadata_matches_the_messages(sealed: pa.Table, batch_settings: Any) ->
 
 
 def _counted(rows: pa.Table) -> int:
-    """Return the bytes of keys, values and headers, and what each message and header counts beside."""
+    """Return the bytes of keys, values and headers, plus the fixed bytes of each message and header."""
     lists = [each or [] for each in rows.column("headers").to_pylist()]
     return int(_content(rows) + 64 * rows.num_rows + HEADER_BYTES * sum(map(len, lists)))
 

@@ -39,7 +39,7 @@ def sealed() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def stored(sealed: pa.Table) -> pa.Table:
-    """The stored rows of a bucket of six segments, whose sealed rows arrive in two batches."""
+    """The stored rows of a bucket of six segments. Its sealed rows arrive in two batches."""
     batch_settings = some_batch_settings(segment_max_messages=5, bucket_max_bytes=10**8)
     sealed_rows = [
         {**asdict(segment), "kind": "sealed", "chunk": encode_chunk(rows)}

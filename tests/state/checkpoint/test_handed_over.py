@@ -1,4 +1,4 @@
-"""Which messages are handed over according to the markers, against a small model of the whole service."""
+"""Which messages are staged according to the markers, against a small model of the whole service."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Model:
                 self.markers[shard] = restored_marker(self.origin, committed, {})
 
     def cancel(self, waits_from_ms: int) -> None:
-        """Cancel some of the messages that wait. What is sealed stays in its bucket."""
+        """Cancel some of the waiting messages. Sealed messages stay in their buckets."""
         for row in [row for row in self.mutable if not row["error_code"] and self.chance.random() < self.cancels]:
             self.mutable.remove(row)
             self.cancelled_rows[id_of(row)] = -1
@@ -140,7 +140,7 @@ class Model:
         self.cancelled |= self.cancelled_rows.keys()
 
     def forget(self) -> None:
-        """Delete some input records, and the rows of those that were cancelled and would be handed over by now."""
+        """Delete some input records, and the rows of cancelled messages that would be staged by now."""
         newest = newest_checkpoint([self.markers.get(shard) for shard in range(self.origin.shards)])
         assert newest is not None
         for own, due in list(self.cancelled_rows.items()):
@@ -296,7 +296,7 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
 
     markers = (Progress(before, 1, lasts[1]), Progress(before, 1, lasts[1]))
     assert HandedOver(markers).ends == {topic: {"0": 9}}
-    # All records below the offsets of the origin were handed over or sealed when the checkpoint began.
+    # All records below the offsets of the origin were staged or sealed when the checkpoint began.
     assert HandedOver(markers).of_input(records).tolist() == [True] * 5 + [False]
 
     for number in range(2):
@@ -305,14 +305,14 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
         )
         assert newest.input_ids == new
         assert newest.ends == {topic: {"0": 4}}
-        # Accepted before the newest batch, which has handed over what is due below 80. Others may be of its own.
+        # Accepted before the newest batch, which has staged messages due below 80. Others may be its own.
         assert newest.of_input(records)[:2].tolist() == [True, True]
         assert newest.of_input(records)[4:].tolist() == [False, False]
 
 
 def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> None:
     origin = CheckpointOrigin("c", 2, 1, first_bucket=5, cutoff_ms=60)
-    # The shard's last message was a dead letter: the first batch handed it over, with a cutoff far below its due time.
+    # The shard's last message was a dead letter: the first batch staged it, with a cutoff far below its due time.
     marker = Progress(BatchSpan(origin, 0, 0, 61), 1, OrderKey(90, "delayline-in", 0, 9))
     sealed = messages([{"deliver_at_ms": 76, "offset": 7, "error_code": "bad-deliver-at", "error_text": "bad"}])
     assert HandedOver((marker,)).of_bucket(sealed, 4).tolist() == [False]

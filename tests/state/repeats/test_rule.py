@@ -65,7 +65,7 @@ def test_instants_are_those_that_the_judge_finds_minute_by_minute(
 
 
 def test_the_judge_knows_other_zones_by_the_same_name() -> None:
-    """It reads those of the host, if there are any."""
+    """The judge reads the host's zones, if the host has any."""
     for zone in BORDERS:
         for border in ("2026-01-01T00:00", "2026-07-01T00:00"):
             at = datetime.fromtimestamp(ms(border) / 1000, UTC)

@@ -1,4 +1,4 @@
-"""What is found out of a mirror before Ivy runs: servers on loopback stand for it, and for what it redirects to."""
+"""The checks of a mirror before Ivy runs. Servers on loopback stand for it, and for the targets of its redirects."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _POM = """<project>
 </project>
 """
 _DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
-# What no list names comes as a dependency. The files' names do not tell its group, and nothing asks for it.
+# Jars that no list names come as dependencies. Their files' names do not tell the group, and nothing needs it.
 _ANY_GROUP = "org.example"
 
 
@@ -74,7 +74,7 @@ class Mirror:
 
 
 def lay_out(repository: Path) -> None:
-    """Write the Maven layout of all jars of the locks. Of each list, the first entry depends on what no list names."""
+    """Write the Maven layout of all locked jars. The first entry of each list depends on the jars outside all lists."""
     for group in GROUPS:
         listed = [
             (each.attrib["org"], each.attrib["name"], each.attrib["rev"])
@@ -105,7 +105,7 @@ def lay_out(repository: Path) -> None:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mirror:
-    """A mirror with all jars, beside an environment without one, and without what Ivy has kept from before."""
+    """A mirror with all jars. The environment has no jars, and Ivy's cache is empty."""
     lay_out(tmp_path / "repository")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
