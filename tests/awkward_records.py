@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from tests.system.ledger import Header
 
 MB = 1_000_000
-# Of the job. The input and the output topic take as much; every other topic takes 1 MB.
+# Settings of the job. The input and the output topic take messages of this size. Every other topic takes 1 MB.
 SETTINGS = ("limits.max_message_bytes=25000000",)
 LARGEST = "25000000"
-# To a topic that takes 1 MB.
+# A topic that takes 1 MB.
 ELSEWHERE = "elsewhere"
 
 

@@ -46,7 +46,7 @@ class Page:
         browser.get(address)
 
     def reload(self) -> None:
-        """Load the page anew in the same tab."""
+        """Load the page again in the same tab."""
         self._browser.refresh()
 
     def picture(self, path: Path) -> None:

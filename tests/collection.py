@@ -37,14 +37,14 @@ _IDLE_S = 600
 _DURATION_S = {"system": 30.0, "spark": 4.0, "java": 1.0}
 _UNIT_DURATION_S = 0.0
 
-# The folders whose tests with a Spark session make one of three groups that take about as long.
+# The tests with a Spark session make three groups of about the same duration. These folders are one of them.
 _OF_BATCHES = {
     "tests.streaming.job",
     *(f"tests.streaming.job.{each}" for each in ("inputs", "lanes", "sealed", "watches")),
     "tests.streaming.maintenance",
 }
 
-# Brokers beside the one that each worker has. One worker runs all tests of such a broker, and starts it once.
+# Brokers in addition to the one that each worker has. One worker starts such a broker once, and runs all its tests.
 _SHARED_BROKERS = {"proxied", "strict"}
 
 # If CI is set, a skipped test fails unless its reason begins with one of these.

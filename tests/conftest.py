@@ -35,7 +35,7 @@ hypothesis_settings.load_profile("any machine")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Many jobs run at once here, and each would want the same address. Whoever asks a job in a test gives it one.
+# Many jobs run at once here, and each would want the same address. A test that asks its job gives it an address.
 os.environ["DELAYLINE_MONITOR__JOB"] = ""
 
 # A shell without job control starts background processes that ignore Ctrl-C, and their children inherit that. Handle
@@ -66,7 +66,7 @@ def broker(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embe
 
 @pytest.fixture(scope="session")
 def proxy() -> Iterator[FrameProxy]:
-    """What clients of `proxied` are connected to."""
+    """The proxy to which clients of `proxied` connect."""
     with FrameProxy() as proxy:
         yield proxy
 
@@ -157,7 +157,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.fixture
 def prepared(make_settings: MakeSettings) -> Settings:
-    """Settings of a new application whose topics exist."""
+    """Settings of a new application with existing topics."""
     made = make_settings()
     ensure_topics(made, 1)
     return made

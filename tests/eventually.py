@@ -8,12 +8,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _POLL_S, _LONGEST_POLL_S = 0.02, 0.5
-# Tests state their deadlines for an idle machine. A busy one, such as that of CI, may take this many times as long.
+# Tests state their deadlines for an idle machine. A busy one, such as a CI runner, may take this many times as long.
 PATIENCE = 3.0
 
 
 def assert_eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "the condition") -> T:
-    """Return the first true value of `condition`; fail if there is none within `PATIENCE` times `timeout_s`."""
+    """Return the first true value of `condition`; fail if it stays false for `PATIENCE` times `timeout_s`."""
     timeout_s *= PATIENCE
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -23,5 +23,5 @@ def assert_eventually(condition: Callable[[], T], timeout_s: float = 10.0, what:
         answered_s = time.monotonic()
         if answered_s > deadline_s:
             raise AssertionError(f"{what} did not come true within {timeout_s} s; last: {value!r}")
-        # What asks a broker takes a while, and should leave the machine to those that it waits for.
+        # A condition that asks a broker takes a while, and should leave the machine to the processes that it waits for.
         time.sleep(min(max(_POLL_S, 2 * (answered_s - asked_s)), _LONGEST_POLL_S))

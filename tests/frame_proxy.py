@@ -168,7 +168,7 @@ class _Connection:
         with suppress(OSError):
             while True:
                 frame = _read_frame(self._broker)
-                # A client that is gone needs none.
+                # A client that is gone needs no answer.
                 with suppress(OSError):
                     self._client.sendall(frame)
                 (correlation,) = struct.unpack_from(">i", frame, 4)

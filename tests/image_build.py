@@ -29,7 +29,7 @@ _LEFT_OUT = (
     ("useradd",),
     ("chown",),
 )
-# What else the steps may start.
+# Other commands that the steps may start.
 _RUN = ("pip", "delayline", "mkdir", "rm")
 _IGNORED = ("COMMENT", "FROM", "ARG", "USER")
 # The variables that Spark 4.0 sets for an executor's container, besides Java's options.
@@ -48,14 +48,14 @@ POD = {
 
 
 class UnknownStep(Exception):
-    """The Dockerfile has a step of which this module does not know how to carry it out without an engine."""
+    """The Dockerfile has a step that this module cannot carry out without an engine."""
 
 
 class Image:
-    """What the Dockerfile makes, below a folder."""
+    """The image that the Dockerfile makes, below a folder."""
 
     def __init__(self, root: Path, java: str, with_pip: bool = True) -> None:
-        """Begin with an empty folder, a Python in place of that of the base image, and the `java` at this path."""
+        """Begin with an empty folder, a Python in place of the base image's, and the `java` at this path."""
         self._root = root
         self._python = root / "usr/local"
         self._java = Path(java).parent
@@ -88,16 +88,16 @@ class Image:
                 raise UnknownStep(f"{instruction} {value}")
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """Return the variables of a process of the image: those of this process are not among them."""
+        """Return the variables of a process of the image, without the variables of this process."""
         # How this machine reaches the registries.
         registries = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_CERT_"))}
-        # One of the machine's, not of the image's: a build downloads half a gigabyte otherwise.
+        # The cache is the machine's, not the image's: a build downloads half a gigabyte otherwise.
         registries.setdefault("PIP_CACHE_DIR", str(Path.home() / ".cache/pip"))
         path = os.pathsep.join((str(self._python / "bin"), str(self._java), os.defpath))
         return {**registries, "PATH": path, "HOME": str(self._home), **variables}
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a container: its entrypoint, with the image's arguments if there are none."""
+        """Start a container: its entrypoint, by default with the image's arguments."""
         return subprocess.Popen(
             [*self.entrypoint, *(arguments or self.command)],
             env=self.environment(**variables),

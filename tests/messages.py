@@ -88,7 +88,7 @@ class CountedTable:
 
 
 def records(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Return a table of records. `RECORD` has the values that a row omits; lengths are those of key and value."""
+    """Return a table of records. `RECORD` has the values that a row omits. Lengths come from key and value."""
     whole = [{**RECORD, **row} for row in rows]
     lengths = [
         {f"{name}_bytes": None if row[name] is None else len(row[name]) for name in ("key", "value")} for row in whole
@@ -133,7 +133,7 @@ def with_cancelled(
 ) -> list[pa.RecordBatch]:
     """Return stored chunks with the ids of `cancelled` messages among them, cancelled by the batch of `bucket`.
 
-    Of each, the due time is known to some ms.
+    Their due times are known to some ms.
     """
     columns = ("deliver_at_ms", "topic", "partition", "offset", "bucket", "chunk")
     rows = [row | {"has_ids": False} for batch in chunks for row in batch.select(columns).to_pylist()]

@@ -16,9 +16,9 @@ _FLEXIBLE_PRODUCE, _FLEXIBLE_END_TXN, _FLEXIBLE_DESCRIBE_CONFIGS = 9, 3, 4
 class RefusingProxy:
     """Listens on `port`, and passes on what goes to and comes from a broker at `target`, once that is set.
 
-    `refuse` has the error code with which each topic answers, and how often; `fail_commits` the code of each commit,
-    which the broker gets as an abort; `fail_descriptions` the code for the first topic of each question for
-    configurations. 0 is no error.
+    `refuse` has the error code with which each topic answers, and how often. `fail_commits` has the code of each
+    commit, which the broker gets as an abort. `fail_descriptions` has the code for the first topic of each request for
+    configurations. 0 means success.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class RefusingProxy:
             return
         for each in (client, broker):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The requests whose answers are of interest, by correlation id: the key and the version.
+        # The requests with answers of interest, by correlation id: the key and the version.
         asked: dict[int, tuple[int, int]] = {}
         threading.Thread(target=self._pass, args=(client, broker, asked, True), daemon=True).start()
         self._pass(broker, client, asked, False)

@@ -83,7 +83,7 @@ def test_a_skipped_test_fails_in_ci_unless_its_reason_is_allowed(
 
 
 def test_no_test_module_is_imported() -> None:
-    """What two of them need is in a module of its own, or in a `conftest.py`."""
+    """Code that two of them need is in its own module, or in a `conftest.py`."""
     imports = re.compile(r"^\s*(?:from|import) (tests\.(?:\w+\.)*test_\w+)", re.MULTILINE)
     modules = Path(__file__).parent.rglob("*.py")
     assert not {str(module): found for module in modules if (found := imports.findall(module.read_text()))}

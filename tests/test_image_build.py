@@ -47,7 +47,7 @@ def test_a_step_of_another_kind_is_refused(step: str, tmp_path: Path) -> None:
 def test_the_image_builds_and_each_of_its_roles_starts(image: Image, broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert image.run("--version") == (0, f"{version('delayline')}\n")
 
-    # An executor of the class that Spark on Kubernetes wants, whose driver is not there.
+    # An executor of the class that Spark on Kubernetes wants. Its driver does not exist.
     code, output = image.run("executor", **{**POD, "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@127.0.0.1:1"})
     assert code != 0
     assert "Failed to connect to /127.0.0.1:1" in output

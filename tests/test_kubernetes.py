@@ -1,6 +1,6 @@
 """The Kubernetes manifests, against the published schemas and the image, settings and files that they refer to.
 
-What kustomize makes of them is tested if it is there, alone or in kubectl. The schema of the Spark operator's
+The output of kustomize is tested if kustomize is installed, alone or in kubectl. The schema of the Spark operator's
 applications is made from the operator's own models of them.
 """
 
@@ -38,7 +38,7 @@ VERSIONS = ["1.30", kubernetes_validate.latest_version()]
 # Read by kustomize, by Spark, and by the Spark operator.
 NO_MANIFESTS = ("kustomization.yaml", "references.yaml", "executor.yaml", "application.yaml")
 APPLICATION = FOLDER / "spark-operator/application.yaml"
-# What the operator's resource definition allows for a field, by model. The models only say that these are strings.
+# The values that the operator's resource definition allows for a field, by model. The models only say `string`.
 ALLOWED = {
     ("SparkV1beta2SparkApplicationSpec", "type"): ["Java", "Python", "Scala", "R"],
     ("SparkV1beta2SparkApplicationSpec", "mode"): ["cluster", "client"],
@@ -279,7 +279,7 @@ def test_the_page_asks_all_processes_through_their_services() -> None:
         assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
         assert port in {str(each["port"]) for each in service["ports"]}
         assert port == getattr(settings.monitor, component).rpartition(":")[2]
-    # What a proxy of kubectl brings comes from the pod's own host; nothing else reaches the page without a token.
+    # Requests through a proxy of kubectl come from the pod's own host. No others reach the page without a token.
     assert settings.web.address.startswith("127.0.0.1:")
 
 

@@ -9,5 +9,5 @@ import pytest
 
 
 def some_thorough(values: Iterable[str], always: Collection[str]) -> list[Any]:
-    """Return the parameters `values`; all but those of `always` have the mark `thorough`."""
+    """Return the parameters `values`. All except the values in `always` have the mark `thorough`."""
     return [pytest.param(value, marks=[] if value in always else [pytest.mark.thorough]) for value in values]

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 CLIENT_ID = "delayline-client"
 CLIENT_SECRET = "unique-secret-55d0"
 SCOPE = "messages"
-# Of the tokens' signature, which needs one of 256 bits.
+# The key of the tokens' signature, which needs 256 bits.
 _KEY = b"the-token-server-and-broker-know"
 
 

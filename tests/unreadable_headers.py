@@ -1,4 +1,4 @@
-"""Records with a header whose name is not UTF-8. Kafka takes them, and most clients refuse to write them."""
+"""Records with a header name that is not UTF-8. Kafka takes them, and most clients refuse to write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_unreadable(
     partition: int = 0,
     count: int = 1,
 ) -> int:
-    """Write `count` records with `headers`, and with one before them whose name is no text. Return the last offset."""
+    """Write `count` records with `headers`, after a header with a name that is not text. Return the last offset."""
     producer: Any = KafkaProducer(bootstrap_servers=bootstrap)
     try:
         own = [(_NoText("?"), b"1"), *(headers or [])]

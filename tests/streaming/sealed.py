@@ -49,7 +49,7 @@ def cancelled_in(store: BucketTable) -> dict[tuple[str, int], list[int]]:
 
 
 def written_late(rows: DataFrame, begun: Path, released: Path) -> DataFrame:
-    """Return `rows`, whose task makes the file `begun` and waits for the file `released` before it gives them."""
+    """Return `rows` with a task that makes the file `begun`, and waits for the file `released` before it gives them."""
 
     def late(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begun.touch()
@@ -65,7 +65,7 @@ def cut_short(file: Path) -> bytes:
     """Damage a data file, and return what was in it."""
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    # Hadoop's checksum of a local file. An object store has none.
+    # Hadoop's checksum of a local file. An object store has no such file.
     file.with_name(f".{file.name}.crc").unlink()
     return whole
 

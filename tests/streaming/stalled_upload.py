@@ -47,5 +47,5 @@ class StalledUpload:
     def arrives(self) -> None:
         """Let the entry replace the one of its number."""
         self.entry.write_text(self._text)
-        # Hadoop's checksum of a local file. An object store has none.
+        # Hadoop's checksum of a local file. An object store has no such file.
         self.entry.with_name(f".{self.entry.name}.crc").unlink(missing_ok=True)

@@ -25,7 +25,7 @@ BATCH_METADATA = {"batchTimestampMs": 20, "batchWatermarkMs": 10}
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, tmp_path: Path) -> Checkpoint:
-    """A checkpoint whose newest batch, 4, is planned and not committed."""
+    """A checkpoint with a newest batch, 4, that is planned and not committed."""
     new_checkpoint = Checkpoint(spark, str(tmp_path))
     new_checkpoint.initialize(ORIGIN)
     new_checkpoint.write_settings_history(HISTORY)
@@ -47,7 +47,7 @@ def read_all(spark: SparkSession, path: Path) -> None:
 
 def overwrite(file: Path, text: str) -> None:
     file.write_text(text)
-    # Delete Hadoop's checksum file. An object store has none.
+    # Delete Hadoop's checksum file. An object store has no such file.
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
 
@@ -63,7 +63,7 @@ def test_the_next_cutoff_is_raised_and_never_lowered(
     for cutoff_ms, recorded_ms in ((9, 10), (40, 40), (30, 40)):
         checkpoint.raise_next_cutoff(3, cutoff_ms)
         assert (tmp_path / "commits/3").read_text() == f"v1\n{json.dumps({'nextBatchWatermarkMs': recorded_ms})}"
-    # What was written is whole, with its checksum.
+    # The written file is whole, with its checksum.
     read_all(spark, tmp_path)
     overwrite(tmp_path / "commits/3", "v1")
     with pytest.raises(CheckpointUnreadable, match="commits/3 is damaged"):

@@ -77,7 +77,7 @@ def test_a_damaged_state_is_reported_with_its_path(spark: SparkSession, tmp_path
         file.unlink()
         if damage == "cut short":
             file.write_bytes(whole[: len(whole) // 2])
-        # Delete Hadoop's checksum file. An object store has none.
+        # Delete Hadoop's checksum file. An object store has no such file.
         file.with_name(f".{file.name}.crc").unlink()
     # Otherwise Spark would use the state in memory.
     jvm: Any = spark._jvm

@@ -1,4 +1,4 @@
-"""Which checkpoint is the current one, before and after a handover that was cut off, and in the layout of before."""
+"""Which checkpoint is the current one, before and after a switch that was cut off, and in the earlier layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conftest import MakeSettings
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Settings of an application whose topics exist."""
+    """Settings of an application with existing topics."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
     return settings

@@ -1,4 +1,4 @@
-"""A start whose checkpoint is behind the markers or the table."""
+"""A start with a checkpoint that is behind the markers or the table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.streaming.sealed import sealed_rows
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Settings of an application whose topics exist."""
+    """Settings of an application with existing topics."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
     return settings

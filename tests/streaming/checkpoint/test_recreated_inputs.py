@@ -1,4 +1,4 @@
-"""The offsets of a checkpoint whose input topic was deleted and created again, or left out. Crashes come anywhere."""
+"""A checkpoint's offsets after an input topic is deleted and created again, or left out. Crashes come anywhere."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_wh
         patch.setattr(checkpoint, "write_settings_history", cut_off)
         with pytest.raises(Cut):
             read_from_beginning(settings, checkpoint, [first], unread=[])
-    # The ids are still those of the old topic, so that the next start repeats it.
+    # The history still has the old topic's id, so that the next start repeats the step.
     assert recreated_inputs(settings, checkpoint.settings_history().newest.input_ids) == [first]
     read_from_beginning(settings, checkpoint, [first], unread=[])
     assert checkpoint.read_offsets() == {first: {"0": 0, "1": 0}, second: {"0": 8}}
@@ -220,7 +220,7 @@ def _starts(spark: SparkSession, settings: Settings) -> Iterator[Start]:
 def test_a_start_that_finds_other_input_topics_writes_nothing(
     spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:
-    # As of another cluster of Kafka, whose job has the same storage: the job of this one may be running.
+    # As with another Kafka cluster that has a job with the same storage: this cluster's job may be running.
     topics, folder = settings.topics.input, tmp_path / "checkpoint"
     _fill(settings, 9)
     with _starts(spark, settings) as start:

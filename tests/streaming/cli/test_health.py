@@ -17,7 +17,7 @@ from tests.http_answers import answering, say
 
 
 class Process:
-    """A process whose health a test sets."""
+    """A process with a health that a test sets."""
 
     health = Health()
 

@@ -1,4 +1,4 @@
-"""What a received record looks like on a terminal and as JSON, whatever its publisher has written into it."""
+"""A received record on a terminal and as JSON, whatever its publisher has written into it."""
 
 from __future__ import annotations
 

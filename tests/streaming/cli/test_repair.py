@@ -1,4 +1,4 @@
-"""What `delayline repair` prints and writes about the corruption that it found."""
+"""The output and the report of `delayline repair` about the corruption that it found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `delayline resend` prints for a position that it did not write."""
+"""The output of `delayline resend` for a position that it did not write."""
 
 from __future__ import annotations
 

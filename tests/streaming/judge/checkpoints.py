@@ -36,7 +36,7 @@ def commit(folder: Path, batch_id: int, at_ms: int) -> None:
 
 
 def _write(file: Path, text: str, at_ms: int) -> None:
-    # A file appears with its time, as on a host whose clock shows it.
+    # A file appears with its time, as on a host with a clock that shows this time.
     new = file.with_name(f".{file.name}.new")
     new.write_text(text)
     os.utime(new, ns=(at_ms * 1_000_000, at_ms * 1_000_000))

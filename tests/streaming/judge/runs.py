@@ -15,7 +15,7 @@ from streaming.judge.verdict import Verdict, judge
 
 PARTITIONS = {"out": 2, "other": 3, "dead": 2}
 _LONG_MS = 1_000
-# How far ahead of its time a batch hands over, and a release process writes.
+# How far ahead of the due time a batch stages a message, and a release process writes it.
 _HORIZON_MS = 2_000
 _LEAD_MS = 100
 # Some of the hashes in the tests of Kafka's murmur2.
@@ -85,8 +85,9 @@ def numbered(records: list[Received]) -> list[Received]:
 def runs(draw: st.DrawFn) -> Run:
     """Draw batches, some soon after the one before and some long after, with messages of the past and the future.
 
-    A batch hands over what is due within the horizon when it begins. A release process has then written all that was
-    handed over before and is nearly due. In some runs a forwarder takes some messages that are due within the horizon.
+    A batch stages messages that are due within the horizon when it begins. A release process has then written all
+    messages that were staged before and are nearly due. In some runs a forwarder takes some messages that are due
+    within the horizon.
     """
     log, forwarded = CheckpointLog(), Forwarded()
     has_forwarder = draw(st.booleans())

@@ -92,7 +92,7 @@ def test_a_message_is_handed_over_by_a_batch_that_has_accepted_it_with_a_cutoff_
     acceptance = Acceptance([first, second])
     expected = {(0, 1_000): 100, (8, 1_000): 200, (0, 59_999): 100, (0, 60_000): 200, (0, 60_100): 300, (12, 0): 300}
     assert {at: acceptance.handed_over_ms(_message(*at)) for at in expected} == expected
-    # No batch has handed it over, or accepted it.
+    # No batch has staged it, or accepted it.
     assert acceptance.handed_over_ms(_message(0, 60_200)) is None
     assert acceptance.handed_over_ms(_message(20, 1_000)) is None
 
@@ -126,6 +126,6 @@ def test_beside_forwarders_a_message_is_in_order_a_second_after_a_batch_has_hand
     assert acceptance.held(_message(4, 1_100)) is Held.AMONG_ALL
     # It waited for the second batch, which was late.
     assert acceptance.held(_message(4, 60_000)) is Held.AMONG_BATCHES
-    # No batch has handed it over, and what others hand over meanwhile is of forwarders.
+    # No batch has staged it, and other messages staged meanwhile come from forwarders.
     assert acceptance.held(_message(4, 60_100)) is Held.AMONG_BATCHES
     assert Acceptance([_log((0, 60_000, 100, 5))]).held(_message(4, 60_100)) is Held.AMONG_ALL

@@ -29,7 +29,7 @@ MESSAGES = {
     each: Published(each, 0, None, None, (), "out", due_ms, error)
     for each, due_ms, error in ((OLD, 1_000, None), (OTHER, 1_000, None), ("in/1/0", 1_000, None), (ASK, 0, ANY_ERROR))
 }
-# What was due at 1,000 may have been handed over by 400, and written to its topic by 900.
+# A message due at 1,000 may have been staged by 400, and written to its topic by 900.
 RUN = Circumstances(inputs=["in"], messages=MESSAGES, horizon_ms=600, written_ms=100)
 
 
@@ -127,7 +127,7 @@ def test_two_answers_to_one_ask_are_a_problem() -> None:
         (OLD, UNSURE, 400, RUN),
         # The clock of the job's host is ahead.
         (OLD, UNSURE, 300, replace(RUN, shown_ms=lambda now_ms: now_ms + 100)),
-        # A dead letter is handed over at once, and nothing is known of a message that nobody has published.
+        # A dead letter is staged at once, and nothing is known about a message that nobody has published.
         (ASK, UNSURE, 0, RUN),
         ("in/0/2000", UNSURE, 0, RUN),
     ],

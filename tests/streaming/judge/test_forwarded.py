@@ -1,4 +1,4 @@
-"""The judge reads what forwarders claim and hand over as the service writes it: as values, and from a real broker."""
+"""The judge reads claims and staged messages of forwarders as the service writes them: values, and a real broker."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ ANSWERS = [answer(2, 1, "cancelled")]
 
 def test_a_right_run_has_no_problem() -> None:
     assert name_problems(GIVEN, [out(3, 90 * SECOND)], ANSWERS, 5 * SECOND) == []
-    # What was about to be delivered may come out, and then the answer says so.
+    # A message that was about to be delivered may come out, and then the answer says so.
     close = records((0, 12), (10, 70))
     late = [answer(1, 0, "too-late")]
     assert name_problems(close, [out(0, 12 * SECOND), out(1, 70 * SECOND)], late, 5 * SECOND) == []

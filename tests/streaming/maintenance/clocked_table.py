@@ -1,4 +1,4 @@
-"""A table of sealed buckets whose clock a test sets, and what a job does with its maintenance."""
+"""A table of sealed buckets with a clock that a test sets, and the steps of a job's maintenance."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FAN_IN = 3
 
 
 class Table:
-    """An empty table at `path`, whose Delta log reads a clock that the test sets.
+    """An empty table at `path`. Its Delta log reads a clock that the test sets.
 
-    `refusals` has the errors of the next changes: None for one that is made.
+    `refusals` has the errors of the next changes. None lets a change succeed.
     """
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
@@ -54,7 +54,7 @@ class Table:
         return len(list(self.path.glob("part=*/*.parquet")))
 
     def log_versions(self) -> list[int]:
-        """Return the versions whose entries are in the table's log."""
+        """Return the versions with entries in the table's log."""
         return sorted(int(entry.stem) for entry in (self.path / "_delta_log").glob("*.json") if entry.stem.isdigit())
 
     def unreferenced(self) -> set[str]:

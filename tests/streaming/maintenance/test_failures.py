@@ -75,7 +75,7 @@ def test_a_damaged_file_sets_the_buckets_of_its_merge_aside_until_it_is_put_back
     assert f"{damaged} is missing or damaged" in warning
     assert "It holds 1 messages of bucket 1" in warning
     assert _failed(maintenance) == {"merge": StepFailures(1, FAN_IN)}
-    # What comes later is merged. After the pause it is found damaged once more.
+    # Later buckets are merged. After the pause the file is found damaged once more.
     sealed(range(FAN_IN, 2 * FAN_IN))
     assert sorted(catalog.buckets) == [*range(FAN_IN), 2 * FAN_IN - 1]
     table.advance(_MINUTE_MS)
@@ -94,7 +94,7 @@ def test_a_damaged_file_sets_the_buckets_of_its_merge_aside_until_it_is_put_back
 
 
 class Case(NamedTuple):
-    """What makes a step of a kind due, and how to see that it was done."""
+    """A kind of step: how to make it due, and how to see that it was done."""
 
     step: str
     prepare: Callable[[Table, SegmentCatalog, Maintenance], None]
@@ -144,7 +144,7 @@ CASES = [
 
 
 def _rows() -> list[Any]:
-    """Return the cases. A slice that fails is that of a damaged file as well."""
+    """Return the cases. The first is thorough, because the test of a damaged file also has a slice that fails."""
     names = [f"{case.step}-{len(case.refusals)}" for case in CASES]
     thorough = [[pytest.mark.thorough] if name == "merge-1" else [] for name in names]
     return [pytest.param(case, id=name, marks=marks) for case, name, marks in zip(CASES, names, thorough, strict=True)]
@@ -190,7 +190,7 @@ def test_a_merge_that_fails_after_a_commit_doubles_no_message(
     table.advance(_MINUTE_MS)
     run_until_idle(maintenance, FAN_IN - 1, 0)
     assert (len(catalog.buckets), _waiting(table)) == (1, every)
-    # What the first try has left goes with the next deletion.
+    # The next deletion removes the files that the first try has left.
     table.advance(_MINUTE_MS)
     run_until_idle(maintenance, FAN_IN - 1, 0)
     maintenance.close()

@@ -81,7 +81,7 @@ def test_a_merge_leaves_out_all_messages_that_are_cancelled_though_they_have_one
     maintenance = maintenance_of(table, catalog)
     due_ms = table.now_ms + 48 * HOUR_MS
     for number in range(FAN_IN):
-        # The input topic was made anew before each bucket, whose first message is cancelled.
+        # The input topic was created again before each bucket. The first message of each bucket is cancelled.
         add_bucket(table, catalog, maintenance, number, [due_ms, due_ms + 1])
         gone = cancelled_rows(cancelled([("delayline-in", 0, 0, due_ms, due_ms)]), number)
         table.store.append(table.store.spark.createDataFrame(gone), "cancels", number)
@@ -100,7 +100,7 @@ def test_files_of_the_last_messages_are_deleted_even_if_no_more_messages_arrive(
     maintenance = maintenance_of(table, SegmentCatalog())
     maintenance.sealed(seal(table, 0, [table.now_ms]))
     table.advance(_STEP_MS)
-    # The first vacuum is for files that an earlier run left. It finds none.
+    # The first vacuum is for files that an earlier run left. It does not find any.
     run_until_idle(maintenance, 0, table.now_ms)
     assert (table.store.metadata(), table.files() > 0) == ([], True)
     for _ in range(2):
@@ -410,7 +410,7 @@ def test_the_marker_of_a_merged_bucket_for_which_nothing_was_left_is_deleted(mon
 
 def test_a_vacuum_waits_until_it_finds_files_and_an_idle_job_runs_none() -> None:
     store: Any = Recorded()
-    # A part whose last message is due after three hours, and two in the fifth hour.
+    # The last message of one part is due after three hours, and of two parts in the fifth hour.
     parts = {f"{minute:012d}": minute * 60_000 - 1 for minute in (180, 310, 330)}
     rules = MergeRules(BATCH_SETTINGS, 1, FAN_IN)
     maintenance = Maintenance(store, SegmentCatalog(), TableContents(parts), rules, now=lambda: store.minute * 60)

@@ -1,4 +1,4 @@
-"""A merge and a load of a table with many cancelled ids: they read few of them, and the driver none."""
+"""A merge and a load of a table with many cancelled ids read few of them, and not in the driver."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seal(store: BucketTable, number: int, *dues: int) -> list[Segment]:
-    """Store a bucket with one message due at each of `dues`, whose offset is the due time."""
+    """Store a bucket with one message due at each of `dues`. A message's offset is its due time."""
     return seal_messages(store, number, [{"deliver_at_ms": due, "offset": due} for due in dues], BATCH_SETTINGS)
 
 

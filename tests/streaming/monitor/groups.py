@@ -1,4 +1,4 @@
-"""What a process knows of its group, made up."""
+"""A fake of a process's knowledge of its group."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from types import MappingProxyType, SimpleNamespace
 def group(
     silent_s: float = 0, refusal: str | None = None, strangers: Mapping[str, list[int]] = MappingProxyType({})
 ) -> SimpleNamespace:
-    """Return what a process knows of its group."""
+    """Return a fake of a process's knowledge of its group."""
     polled_s = time.monotonic() - silent_s
     return SimpleNamespace(polled_s=polled_s, refusals=SimpleNamespace(sentence=refusal), strangers=strangers)

@@ -1,4 +1,4 @@
-"""What the job says of waiting messages, against the messages themselves."""
+"""The job's estimates of waiting messages, against the messages themselves."""
 
 from __future__ import annotations
 

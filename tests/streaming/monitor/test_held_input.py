@@ -1,4 +1,4 @@
-"""What open transactions hold back of the input: as a real broker says it, and for how long."""
+"""The input that open transactions hold back: as a real broker reports it, and for how long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.eventually import assert_eventually
 
 
 class Brokers:
-    """Brokers that say what a test sets; None is no answer. `now_s` is the clock."""
+    """Brokers that answer as a test sets; None means that they do not answer. `now_s` is the clock."""
 
     def __init__(self) -> None:
         self.ends: Mapping[Partition, PartitionEnd] | None = {}
@@ -98,7 +98,7 @@ def test_a_scrape_says_how_much_is_held_and_for_how_long_one_transaction_is_open
     assert looked(brokers, held) == {"records": 8, "seconds": 10}
     brokers.now_s += 5
     assert scraped(held) == {"records": 8, "seconds": 15}
-    # That one has ended, and another is open. Where many come one after the other, none lasts.
+    # That one has ended, and another is open. Where many come one after the other, each is short.
     brokers.ends = {("in", 0): PartitionEnd(12, 14), ("in", 1): PartitionEnd(8, 8)}
     assert looked(brokers, held) == {"records": 2, "seconds": 0}
     brokers.ends = {("in", 0): PartitionEnd(15, 15), ("in", 1): PartitionEnd(8, 8)}

@@ -76,7 +76,7 @@ def test_what_waits_counts_by_when_it_is_due() -> None:
     def segment(bucket: int, first_ms: int, last_ms: int, count: int) -> Segment:
         return Segment(bucket, 0, 0, "p", now_ms + first_ms, now_ms + last_ms, count, count * 10)
 
-    # Half of the first one within ten minutes; the last one is handed over.
+    # Half of the first one is due within ten minutes. The last one is staged.
     segments = [
         segment(1, 5 * MINUTE_MS, 15 * MINUTE_MS - 1, 100), segment(2, 0, 0, 7), segment(3, -MINUTE_MS, -1, 3),
     ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_what_is_read_of_the_state_holds_for_mutable_buckets_of_which_no_batch_h
     counts = JobCounts(Clock())
     counts.table_now(TableState())
     counts.batch_done(batch(7), {}, {}, 0, 0, {1: MutableDues([DueRun(5, 9, 4)], bytes=40)})
-    # Not before the batch is committed, whose state is read.
+    # The state of a batch is not read before the batch is committed.
     assert counts.batch_of_unknown_state is None
     counts.reported(7, mutable_buckets=2, lag={})
     assert counts.batch_of_unknown_state == 7

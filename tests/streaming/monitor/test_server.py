@@ -22,7 +22,7 @@ from tests.eventually import assert_eventually
 
 
 class Process:
-    """A process with one metric, whose health a test sets."""
+    """A process with one metric, and a health that a test sets."""
 
     def __init__(self) -> None:
         self.health = Health()
@@ -118,7 +118,7 @@ def test_a_process_that_waits_for_its_address_goes_on_and_answers_once_it_is_fre
 
 
 def test_an_address_that_this_host_does_not_have_is_refused_in_any_case() -> None:
-    # Of the addresses for documents, which nobody has.
+    # One of the addresses for documentation, which no host has.
     settings = load_settings(None, ["monitor.release=192.0.2.1:9465"], environ={})
     with (
         pytest.raises(SettingError, match=r"monitor\.release = '192\.0\.2\.1:9465'"),

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of release processes: an application, and messages that its job has handed over."""
+"""Fixtures for the tests of release processes: an application, and messages that its job has staged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def releasing(settings: Settings) -> Iterator[ReleaseProcess]:
 
 @pytest.fixture
 def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver:
-    """A function that hands over a batch of messages with these due times (epoch ms): `handed_over(1, 2, shard=1)`.
+    """A function that stages a batch of messages with these due times (epoch ms): `handed_over(1, 2, shard=1)`.
 
     `more` are columns of these messages.
     """

@@ -1,4 +1,4 @@
-"""Waiting until all that is handed over is released, with a real broker."""
+"""Waiting until all staged messages are released, with a real broker."""
 
 from __future__ import annotations
 

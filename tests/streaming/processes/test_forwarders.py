@@ -1,4 +1,4 @@
-"""Forwarders beside release processes: started, restarted, adopted and ended in the same way."""
+"""Forwarders next to release processes: started, restarted, adopted and ended in the same way."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class _Clock:
 
 
 def orphaned(kind: Kind, processes: int) -> _Supervision:
-    """Return the supervision of a process whose supervisor is gone, of a job with so many forwarders."""
+    """Return the supervision of a process without a supervisor, for a job with this number of forwarders."""
     settings = load_settings(None, [f"forward.processes={processes}"], environ={})
     ours, theirs = socket.socketpair()
     supervision = _Supervision(theirs, theirs.makefile("rb"), Orders(kind, settings, "north", "code", "info", 1))

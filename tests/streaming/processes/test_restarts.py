@@ -12,7 +12,7 @@ from streaming.processes import child
 from streaming.processes.kinds import Kind
 from streaming.processes.supervisor import Processes
 
-# Of one outage, in which each start takes some seconds to fail.
+# The limit of one outage, in which each start takes some seconds to fail.
 _LIMIT_S, _START_S = 100, 10
 
 
@@ -61,7 +61,7 @@ def test_a_forwarder_that_fails_again_and_again_is_tried_every_minute_and_ends_n
     processes.check()
     (process,) = processes._processes
     assert process.restarts.next_start_s == clock.now_s + 60
-    # One that has run for a while begins anew.
+    # The count starts again for a process that has run for a while.
     clock.now_s += 600
     processes._count(process, ProcessFailed("killed"), is_error=False)
     assert process.restarts.next_start_s == clock.now_s

@@ -337,7 +337,7 @@ def test_sigterm_ends_a_process_whose_command_was_killed(
 def test_an_orphan_releases_what_is_handed_over_and_ends(
     prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
 ) -> None:
-    # How long it goes on beside a forwarder: test_forwarders.
+    # test_forwarders tests how long it continues next to a forwarder.
     alone = prepared.model_copy(update={"forward": prepared.forward.model_copy(update={"processes": 0})})
     command, orphan = start_command(alone)
     handed_over(1)

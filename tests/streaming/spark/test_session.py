@@ -118,7 +118,7 @@ except KeyboardInterrupt:
 
 
 class Ended(NamedTuple):
-    """What the program has written, on a host that is not in UTC, until Ctrl-C ended it in a call of Java."""
+    """The output of the program, on a host that is not in UTC, until Ctrl-C ended it in a call of Java."""
 
     begun: datetime
     stdout: str
@@ -164,7 +164,7 @@ def test_what_a_cluster_sets_for_all_new_tables_does_not_count_in_the_session(lo
 
 
 def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback(logs_json: Ended) -> None:
-    # The one line is that of the program.
+    # The one line comes from the program.
     assert (logs_json.code, len(logs_json.stderr)) == (130, 1), logs_json.stderr
 
 

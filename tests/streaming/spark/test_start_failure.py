@@ -17,7 +17,7 @@ from sinks.topics.topics import ensure_topics
 from streaming.spark.start_failure import start_failure
 
 _NUMBER = "spark.sql.parquet.columnarReaderBatchSize"
-# What each line of Spark says of an option that is no number.
+# The message of each Spark line about an option that is not a number.
 _NO_INT = {
     "4.0": f"{_NUMBER} should be int, but was abc",
     "4.1": f"""The value 'abc' in the config "{_NUMBER}" is invalid. It should be a/an 'int' value""",

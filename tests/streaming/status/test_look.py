@@ -1,4 +1,4 @@
-"""What is shown of a message that repeats, while it waits."""
+"""How a look shows a message that repeats, while it waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DUE_MS = 1_798_761_600_000
 
 
 def row(schedule: bytes, kind: int = REPEATING, place: str = "sealed", number: bytes = b"7") -> dict[str, Any]:
-    """Return a row of a look: a message with a header of its own, and those of a schedule."""
+    """Return a row of a look: a message with its own header, and the headers of a schedule."""
     own = headers(("x", b"1"), ("delayline-schedule", schedule), ("delayline-occurrence", number))
     (batch,) = waiting_rows(messages([{"kind": kind, "deliver_at_ms": DUE_MS, "headers": own}]), place, Selection())
     found: list[dict[str, Any]] = batch.to_pylist()

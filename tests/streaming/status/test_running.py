@@ -156,6 +156,6 @@ def test_what_is_read_instead_if_the_job_cannot_say(settings: Settings) -> None:
         assert status_of_job(with_monitor(settings, address)) is None
     with job_that_says(status_of("another")) as address:
         assert status_of_job(with_monitor(settings, address)) is None
-    # Of a test, on the same host.
+    # A test's job, on the same host.
     with job_that_says(status_of(settings.application_id, "/elsewhere/checkpoint")) as address:
         assert status_of_job(with_monitor(settings, address)) is None

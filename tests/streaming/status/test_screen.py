@@ -1,4 +1,4 @@
-"""What `delayline top` shows, and how it fits into a terminal."""
+"""The output of `delayline top`, and how it fits into a terminal."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_bar_has_eighths_and_shows_the_least(share: float, drawn: str) -> None
         ([], ""),
         ([0, 0], "▁▁"),
         ([0, None, 7], "▁ █"),
-        # Of more values than characters, the newest group is whole.
+        # If there are more values than characters, the newest group is whole.
         ([7, 1, 2, 3, 4, 14], "▅▃█"),
         ([7, 1, 2, 3, 4], "█▃▅"),
     ],

@@ -1,4 +1,4 @@
-"""What a look reads of the table: by metadata, of which the driver takes no more than it needs."""
+"""A look reads the table by metadata, and the driver takes no more metadata than it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DUES = {number: sorted(random.Random(number).choices(range(60_000), k=_COUNT)) 
 
 @pytest.fixture
 def rows(store: BucketTable) -> SealedRows:
-    """What waits in two of three buckets with eight segments each: the first segments are before the cutoff."""
+    """Waiting messages of two of three buckets with eight segments each. The first segments are before the cutoff."""
     for number, dues in _DUES.items():
         of_bucket = [{"deliver_at_ms": due, "offset": at, "partition": number} for at, due in enumerate(dues)]
         seal_messages(store, number, of_bucket, some_batch_settings(segment_max_messages=_COUNT // 8))
@@ -42,7 +42,7 @@ def test_the_first_messages_by_due_time_are_before_an_instant_that_metadata_give
         # Segments that begin before may have them.
         assert narrowed.until_ms == END_MS
     else:
-        # And those of four segments more, at most.
+        # At most, the messages of four more segments are included.
         assert count <= len(before) <= count + 200
     assert rows.first(Selection(from_ms=20_000, until_ms=20_001), count).until_ms == 20_001
 

@@ -1,4 +1,4 @@
-"""What a look reads of the logs: with few tasks, of all shards, and only chunks that may have what is shown."""
+"""A look reads the logs of all shards with few tasks, and only chunks that may have the messages to show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHARDS = 20
 
 @pytest.fixture
 def application(make_settings: MakeSettings) -> Settings:
-    """An application with many shards, whose topics exist."""
+    """An application with many shards and existing topics."""
     settings = make_settings(f"bucket.shards={_SHARDS}")
     ensure_topics(settings, 1)
     return settings

@@ -60,7 +60,7 @@ def test_a_damaged_pointer_is_named_with_what_to_write_there(tmp_path: Path, tex
 def test_each_command_that_writes_refuses_a_path_below_a_file(tmp_path: Path, command: list[str]) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    # There is no broker either: the storage is checked first.
+    # The storage is checked before the broker, which does not run here.
     sets = [f"storage.path={file}/storage", "kafka.bootstrap_servers=127.0.0.1:1"]
     refused = CliRunner().invoke(app, [*command, *(part for one in sets for part in ("--set", one))])
     assert refused.exit_code == 1

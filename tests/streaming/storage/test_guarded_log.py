@@ -101,7 +101,7 @@ def test_the_newest_entry_is_put_back_if_it_is_lost_and_deleted_with_its_checksu
 
     def lose(file: Path) -> None:
         file.unlink()
-        # Hadoop's checksum of a local file. An object store has none.
+        # Hadoop's checksum of a local file. An object store has no such file.
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
     lose(newest)

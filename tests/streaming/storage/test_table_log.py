@@ -21,7 +21,7 @@ from tests.streaming.sealed import seal_messages
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table whose log has a checkpoint, and entries after it."""
+    """A table with a checkpoint in its log, and entries after it."""
     store = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
     store.create(from_arrow_schema(STORED_SCHEMA))
     spark.sql(f"ALTER TABLE delta.`{store.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
@@ -41,7 +41,7 @@ def lose(log: Path, pattern: str) -> None:
 def cut_short(log: Path, pattern: str) -> None:
     (file,) = (file for file in log.glob(pattern) if not file.name.startswith("."))
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    # Delete Hadoop's checksum file. An object store has none.
+    # Delete Hadoop's checksum file. An object store has no such file.
     file.with_name(f".{file.name}.crc").unlink()
 
 

@@ -1,4 +1,4 @@
-"""What the page may have sampled of a job in an hour, made up: for what it shows, and for its picture in the docs."""
+"""Made-up samples of a job in an hour: for the tests of the page, and for its picture in the docs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FORWARDERS = [Member("delayline-forward-0", "delayline-forward-0", [0], False)]
 class SampledHistory:
     """Stands in for `streaming.web.history.History`.
 
-    `lanes` and `forwarders` are those of the status: by default, one of two lanes has a forwarder.
+    `lanes` and `forwarders` are fields of the status. By default, one of two lanes has a forwarder.
     """
 
     def __init__(self, lanes: list[LaneStatus] | None = _LANES, forwarders: list[Member] | None = _FORWARDERS) -> None:

@@ -1,4 +1,4 @@
-"""What a person's action publishes and records, with a real broker. No job answers it."""
+"""The records and log lines of a person's action, with a real broker. No job answers it."""
 
 from __future__ import annotations
 

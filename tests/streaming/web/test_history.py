@@ -1,4 +1,4 @@
-"""What the page samples from a job: a server stands for the job, and nobody for the broker."""
+"""The samples that the page takes from a job. A server stands for the job, and no broker runs."""
 
 from __future__ import annotations
 

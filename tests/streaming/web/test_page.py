@@ -1,4 +1,4 @@
-"""What the page does in a real browser when a person types and clicks. No job runs behind it."""
+"""The page in a real browser when a person types and clicks. No job runs behind it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Schedules(_Messages):
 
 @pytest.fixture
 def acted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What the page's server was asked to do: the action, who asked for it, and by how much it postpones."""
+    """The requests to the page's server: the action, who requested it, and by how much it postpones."""
     asked: list[tuple[str, ...]] = []
 
     def cancel(_: object, __: object, operator: str) -> dict[str, int]:
@@ -118,7 +118,7 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def open_page(tmp_path: Path) -> Iterator[Callable[[], Page]]:
-    """A function that opens the page, whose server wants `_TOKEN`."""
+    """A function that opens the page. Its server wants `_TOKEN`."""
     with chromium(tmp_path) as browser, site(f"web.token={_TOKEN}", messages=_Messages()) as found:
 
         def opened() -> Page:
@@ -255,7 +255,7 @@ def test_the_page_shows_lanes_only_if_forwarders_are_on_and_says_if_none_runs(tm
 
 
 def test_no_button_is_clicked_by_enter_in_the_form_that_acts() -> None:
-    """A browser clicks the first button of a form that submits it: the same as above, where there is no browser."""
+    """A browser clicks the first button that submits a form. Unlike the test above, this one needs no browser."""
     kinds: dict[str, set[str | None]] = {}
     form = ""
 
