@@ -35,7 +35,7 @@ _CLOSE_S, _CLOSE_POLL_S, _POLL_S = 1.0, 0.002, 0.05
 def measure(stand: Stand, scale: float) -> Outcome:
     """Publish to a running job, wait for the instant, and watch the end offsets that read_committed consumers see.
 
-    Once with the default settings, and once with as many release processes as shards.
+    It runs once with the default settings, and once with one release process for each shard.
     """
     count = int(MESSAGES * scale)
     figures: dict[str, dict[str, Any]] = {}

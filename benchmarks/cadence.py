@@ -1,4 +1,4 @@
-"""Cadence: what batches cost, take in and answer at each `forward.trigger`.
+"""Cadence: the cost, the intake and the answers of batches at each `forward.trigger`.
 
 Each job takes in a backlog, then serves a load that forwarders take, then answers cancels. Cancels begin a batch at
 once, whatever the trigger is.

@@ -1,7 +1,7 @@
 """Forward: how many messages/s one forwarder takes, through near log and release, and how punctual they are.
 
 All messages are due within a few seconds. At each rate the forwarder either keeps up, so that it takes nearly all and
-they come in time, or it leaves what it cannot take to the batches.
+they come in time, or it leaves the rest to the batches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hot: all messages are for one output partition, at 10,000, 50,000 and 100,000 due in each second.
 
 One shard owns a partition, and one release process a shard, so more shards do not help. The end offset of the partition
-is compared with what is due by then; all messages are read back afterwards, and checked for faults.
+is compared with the number of messages due by then. All messages are read back afterwards, and checked for faults.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _watch(
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims for each rate: the partition keeps up with what is due, and has no fault."""
+    """Return the aims for each rate: the partition keeps up with due messages, and has no fault."""
     aims: list[Aim] = []
     for case, rate in CASES.items():
         per_s, behind_s = figure(figures, case, "messages_per_s"), figure(figures, case, "behind_most_s")

@@ -59,7 +59,7 @@ class TimeBucket:
                 self._due.add(number << bits, len(known) - before)
 
     def between(self, start_ms: int, end_ms: int) -> Bounds:
-        """Count what is due in [start_ms, end_ms)."""
+        """Count the messages due in [start_ms, end_ms)."""
         return self._due.between(start_ms, end_ms)
 
     def next_due(self) -> TimeSlot | None:
@@ -100,7 +100,7 @@ class Heap:
             heappush(self._heap, (due_ms, source, offset))
 
     def between(self, start_ms: int, end_ms: int) -> Bounds:
-        """Count what is due in [start_ms, end_ms), by a scan of all triples."""
+        """Count the messages due in [start_ms, end_ms), by a scan of all triples."""
         count = sum(start_ms <= each[0] < end_ms for each in self._heap)
         return Bounds(count, count)
 

@@ -45,7 +45,7 @@ def read_value(value: bytes) -> tuple[int, int]:
 
 
 def key_of(number: int) -> bytes | None:
-    """Return one of `KEYS` keys; a tenth of the messages has none."""
+    """Return one of `KEYS` keys. A tenth of the messages has no key."""
     return _KEYS[number % KEYS]
 
 

@@ -228,7 +228,7 @@ def partitions_of(application: Application, shards: Collection[int]) -> list[int
 
 
 def _largest(received: Received, begun_s: float) -> list[list[float]]:
-    """Return the seconds from `begun_s`, and the largest lateness (ms) of what was due in each."""
+    """Return the seconds from `begun_s`, and the largest lateness (ms) of the messages due in each."""
     due_s = np.floor(received["due_us"] / 1e6 - begun_s).astype(int)
     largest_ms = np.full(due_s.max(initial=-1) + 1, np.nan)
     np.fmax.at(largest_ms, due_s, received.lateness_ms)

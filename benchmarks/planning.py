@@ -53,7 +53,7 @@ def measure(scale: float) -> Outcome:
 
 
 def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims: what is due far apart costs little more than what is due soon."""
+    """Return the aims: messages due far apart cost little more than messages due soon."""
     near = figure(figures, NEAR, "cpu")
     return [
         Aim(f"CPU, {case}, of that {NEAR}", ratio(figure(figures, case, "cpu"), near), MOST_OF_NEAR)

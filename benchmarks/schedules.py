@@ -124,7 +124,7 @@ def occurrences_in(received: Received, schedules: int, of_each: int) -> Received
 
 
 def growth(samples: dict[str, Samples], start_s: float, end_s: float) -> dict[str, float]:
-    """Return what was held in the first and in the last third of [start_s, end_s) epoch s, by name and third."""
+    """Return the resources held in the first and in the last third of [start_s, end_s) epoch s, by name and third."""
     third_s = (end_s - start_s) / 3
     figures = {}
     for name, statistic in _HELD.items():
@@ -232,7 +232,7 @@ def _problems(
     acceptance: Acceptance,
     until_ms: int,
 ) -> list[str]:
-    """Return what is wrong with the occurrences of cancelled schedules, up to `until_ms` (epoch ms)."""
+    """Return the problems of occurrences of cancelled schedules, up to `until_ms` (epoch ms)."""
     received, answers = (_read(stand, topic) for topic in (output, application.settings.results_topic))
     lasts = last_numbers({answer.id: (answer.key or b"").decode() for answer in answers}, answers)
     return list(schedule_problems(ended, received, lasts, until_ms, acceptance.handed_over_late))

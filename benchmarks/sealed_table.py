@@ -1,4 +1,4 @@
-"""A table of sealed buckets in a temporary folder, made without a job: for what is measured on the table alone."""
+"""A table of sealed buckets in a temporary folder, made without a job, for measurements of the table alone."""
 
 from __future__ import annotations
 

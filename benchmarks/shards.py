@@ -1,4 +1,4 @@
-"""Shards: what a batch of 64 shards costs, compared with one of two, on a cluster with two workers on two hosts.
+"""Shards: the cost of a batch of 64 shards, compared with 2 shards, on a cluster with two workers on two hosts.
 
 Each shard gets messages in every batch, and no forwarder takes them. A job must not open its writers again from batch
 to batch, nor start a daemon of Python workers for each shard, and its tasks must be on both workers.

@@ -59,7 +59,7 @@ def draw(outcome: Outcome) -> Any:
 
 
 def _case(stand: Stand, name: str, case: str, count: int, *overrides: str) -> dict[str, Any]:
-    """Seal `count` messages; return the rate, the contents of the table, and what a restart recovers."""
+    """Seal `count` messages. Return the rate, the contents of the table, and the contents that a restart recovers."""
     application = stand.application(name, *overrides)
     job = stand.job(application)
     _accept(stand, application, job, f"{name}-warm-up", min(WARM_UP, count), DUE_S[CLOSE])

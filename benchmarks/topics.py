@@ -29,7 +29,7 @@ P99_MS, MOST_OF_ONE = 35.0, 1.3
 _AT_ONCE = 100
 _CREATION_S = 300.0
 # The first index entry of a partition, after 4 kB by default, is a page fault in a new file: 10 ms and more for a
-# broker on ext4. Topics that begin together all have theirs within seconds, once. That is not what is measured.
+# broker on ext4. Topics that begin together all have theirs within seconds, once. The benchmark does not measure that.
 _NO_INDEX = {"index.interval.bytes": "1000000000"}
 
 

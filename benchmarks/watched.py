@@ -103,7 +103,7 @@ def _serving(job: Job) -> list[psutil.Process]:
 
 
 def _cpu_of_asks(process: psutil.Process, address: str) -> float:
-    """Return the CPU seconds of a scrape: of a process that is asked, less what it takes as long without."""
+    """Return the CPU seconds of a scrape: the CPU with requests, less the CPU of the same time without them."""
     begun_s, before_s = time.monotonic(), _cpu_s(process)
     for _ in range(_ASKS):
         answer = ask(address, "/metrics")

@@ -116,7 +116,7 @@ def _load(table: SealedTable, catalog: SegmentCatalog) -> tuple[int, int]:
     for hour in range(_HOURS):
         window.take(hour * _HOUR_MS, (hour + 1) * _HOUR_MS)
         window.advance((hour + 1) * _HOUR_MS)
-    # Waits for what is loading: it was read as well.
+    # Waits for messages that are still loading: they were read as well.
     window.take(_HOURS * _HOUR_MS, _HOURS * _HOUR_MS + 1)
     window.close()
     logger.removeHandler(counts)

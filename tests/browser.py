@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[WebDriver]:
-    """Run a Chromium without a window, with its files in `folder`; skip the test if none is installed."""
+    """Run a Chromium without a window, with its files in `folder`. Skip the test if Chromium is not installed."""
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if program is None or driver is None:
         pytest.skip("Chromium and its driver are not installed")
@@ -67,7 +67,7 @@ class Page:
         self.element(selector).click()
 
     def looks(self, pattern: str) -> None:
-        """Look until that shows `pattern`: what a look shows is as old as the last committed batch."""
+        """Look until a look shows `pattern`. The result of a look is as old as the last committed batch."""
 
         def fits() -> bool:
             self.click("#look button")
@@ -77,7 +77,7 @@ class Page:
         assert_eventually(fits, 60, pattern)
 
     def type(self, selector: str, text: str) -> None:
-        """Write `text` into a field, in place of what it has."""
+        """Write `text` into a field, in place of its content."""
         self.clear(selector)
         self.element(selector).send_keys(text)
 

@@ -122,7 +122,7 @@ def configure(broker: EmbeddedBroker) -> Configure:
 
 @pytest.fixture(scope="session")
 def spark(java: str) -> Iterator[SparkSession]:
-    """A Spark session with the job's default settings, but for one: no query of a test pays for being compiled."""
+    """A Spark session with the job's default settings, except that queries are not compiled, which takes long."""
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     session = open_session(Settings(), {"spark.driver.extraJavaOptions": QUICK_JAVA, **interpreted})
     yield session

@@ -19,7 +19,7 @@ _TIMEOUT_S = 60.0
 
 
 class FrameProxy:
-    """Passes what comes at `address` on to the broker, which listens on `broker_port`. A context manager.
+    """Passes requests at `address` on to the broker, which listens on `broker_port`. A context manager.
 
     After `hold`, the next commit request waits here, and its client loses the connection. The request goes on to the
     broker, by its old connection, when the next transaction of the same id has added partitions and written records.

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DOCKERFILE = ROOT / "conf/docker/Dockerfile"
 # The places of the image that its steps write to.
 _PLACES = re.compile(r"(?<![\w./-])/(?=(?:opt|var/lib)/delayline\b)")
-# Commands that change the machine; it has what they install. Each is given by how it begins.
+# Commands that change the machine, which already has the things that they install. Each is given by its beginning.
 _LEFT_OUT = (
     ("mkdir", "-p", "/usr/share/man/man1"),
     ("apt-get", "update"),
@@ -112,7 +112,7 @@ class Image:
         return _PLACES.sub(f"{self._root}/", text)
 
     def run(self, *arguments: str, **variables: str) -> tuple[int, str]:
-        """Run a container to its end, and return its exit code and what it printed."""
+        """Run a container to its end, and return its exit code and its output."""
         with self.start(*arguments, **variables) as process:
             try:
                 output, _ = process.communicate(timeout=600)

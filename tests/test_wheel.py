@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("conf", "sources", "state", "sinks", "streaming")
-# Only needed in a checkout: to build an image, and to change what is deployed.
+# Only needed in a checkout: to build an image, and to change a deployment.
 EXCLUDED = ("conf/docker/", "conf/kubernetes/")
 # Only tests and benchmarks import it.
 FOR_TESTS = ("conf.process_tree",)

@@ -54,7 +54,7 @@ _SETTINGS = (
 class Campaign(NamedTuple):
     """The result of a campaign.
 
-    - `problems`: what broke the contract, or leaves it unproven, a sentence each
+    - `problems`: a sentence for each violation of the contract, and for each reason why it is unproven
     - `outcome`: the judge's verdict and the timings, in the form of a benchmark
     """
 
@@ -96,7 +96,7 @@ def problems_of(judged: JudgedLoad) -> list[str]:
 
 
 def counts_of(judged: JudgedLoad) -> dict[str, int]:
-    """Return the messages, what else was published, the faults of each kind, and how many were held to their order."""
+    """Return counts: messages, other records, faults of each kind, and messages that were held to their order."""
     verdict = judged.verdict
     faults = {str(fault): count for fault, count in verdict.faults.items()}
     ways = {"held to order": verdict.order_checked, "taken by forwarders": verdict.forwarded}

@@ -27,7 +27,7 @@ from streaming.judge.verdict import Verdict, judge
 
 # The newest messages of the names are due no later than all others, and may come out a little later.
 _NAMES_S = 60.0
-# The schedules are cancelled at the end, and what was staged before still comes.
+# The schedules are cancelled at the end. Occurrences that were staged before still come.
 _SCHEDULES_S = 240.0
 
 
@@ -42,10 +42,10 @@ class JudgedLoad:
     - `received`: all records of output and dead-letter topics.
     - `acceptance`: which batch accepted which message.
     - `verdict`: the judge's, on all messages that are not answered to be cancelled, or not to be accepted.
-    - `wrong_answers`: what is wrong with the answers to cancels, replacements and deliver-now requests, and with what
-      these requests made due, a sentence each.
-    - `wrong_names`: what is wrong with messages that have names, and with cancels by name, a sentence each.
-    - `schedules_judged`: what is wrong with messages that repeat, and how many there were.
+    - `wrong_answers`: a sentence for each problem of the answers to cancels, replacements and deliver-now requests,
+      and of the messages that these requests made due.
+    - `wrong_names`: a sentence for each problem of messages that have names, and of cancels by name.
+    - `schedules_judged`: the problems of messages that repeat, and their number.
     - `refused`: the number of replacements that are answered not to be accepted.
     - `made_due`: the number of messages that are answered to be due at once.
     """

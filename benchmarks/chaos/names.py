@@ -45,7 +45,7 @@ class NamedRecords(threading.Thread):
         self.cancels = 0
 
     def subscribe(self) -> None:
-        """Read what comes out, until `close`."""
+        """Read the output topics, until `close`."""
         self._outputs = Outputs(self._stand.bootstrap, [self._output], self.received.append)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class NamedRecords(threading.Thread):
         self._outputs.drain()
 
     def problems(self, answers: Iterable[Received], acceptance: Acceptance) -> list[str]:
-        """Return what is wrong, a sentence each. `answers` are those to records of this topic."""
+        """Return a sentence for each problem. `answers` has the answers to records of this topic."""
         published = [self._named(record, acceptance) for record in read_back(self._stand, self.topic)]
         return name_problems(published, self.received, answers, _SLACK_MS)
 

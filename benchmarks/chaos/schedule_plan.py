@@ -47,7 +47,7 @@ class Sent:
 class SchedulePlan:
     """Chooses records by their numbers, which must ascend from `first` without gaps, for input topic and output topic.
 
-    A record is in the partition of its number, and so are requests and what they are about. `sent` has the records.
+    A record is in the partition of its number. A request and its message are in the same one. `sent` has the records.
     """
 
     def __init__(self, topic: str, output: str, seed: int, first: int) -> None:

@@ -22,7 +22,7 @@ from streaming.judge.schedules import DUE_HEADER, Repeated, last_numbers, schedu
 RATE = 4
 # Above the numbers of all other messages of a campaign, so that no two values are the same.
 _FIRST = 2 * 10**9
-# From the last answer until what was staged before it has come: `clock.horizon`, and a little more.
+# From the last answer until occurrences that were staged before it have come: `clock.horizon`, and a little more.
 _STAGED_S = 65.0
 
 
@@ -51,7 +51,7 @@ class RepeatedRecords(threading.Thread):
         self._answered_s: float | None = None
 
     def subscribe(self) -> None:
-        """Read what comes out, until `close`."""
+        """Read the output topic, until `close`."""
         self._outputs = Outputs(self._stand.bootstrap, [self._output], self.received.append)
 
     def close(self) -> None:

@@ -309,7 +309,7 @@ def test_ports_that_do_not_overlap_are_accepted(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize("name", FIXED_OPTIONS)
 def test_an_option_of_spark_that_the_service_rests_on_is_refused(toml: Any, name: str) -> None:
-    # Also with Delayline's own value: what a later version needs may differ.
+    # Also with Delayline's own value: a later version may need another one.
     for text in (
         failure(f"spark.{name}=true"),
         failure(environ={f"DELAYLINE_SPARK__{name}": "true"}),

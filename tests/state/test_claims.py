@@ -1,4 +1,4 @@
-"""Claims as plain values: what a lane's owner writes, and what others make of it."""
+"""Claims as plain values: as a lane's owner writes them, and as others read them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def places(claim: Claim) -> Iterator[tuple[tuple[str, int], int]]:
 
 @st.composite
 def decisions(draw: st.DrawFn) -> list[dict[tuple[str, int], tuple[int, set[int]]]]:
-    """Return for each claim how far it goes in which partitions, and what it takes there."""
+    """Return for each claim how far it goes in which partitions, and which records it takes there."""
     positions: dict[tuple[str, int], int] = {}
     steps = []
     for _ in range(draw(st.integers(1, 6))):

@@ -62,7 +62,7 @@ def written_late(rows: DataFrame, begun: Path, released: Path) -> DataFrame:
 
 
 def cut_short(file: Path) -> bytes:
-    """Damage a data file, and return what was in it."""
+    """Damage a data file, and return its earlier content."""
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     # Hadoop's checksum of a local file. An object store has no such file.

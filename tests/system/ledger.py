@@ -126,9 +126,9 @@ class Ledger:
             partition: The input partition; the client chooses one by default.
             name: Kept in `names` under the message id.
             replaces: The id of the message that it replaces.
-            condition: Of the replacement: "waiting" or "always".
-            holds: What stands for the name that the message has; its header, or key, is among the others.
-            expected: Returns what must be delivered for what was published, if that is something else.
+            condition: The condition of the replacement: "waiting" or "always".
+            holds: The message's name for the ledger. Its header, or key, is among the others.
+            expected: Returns the message that must be delivered for the published one, if that is different.
         """
         own: list[Header] = []
         if replaces is not None:
@@ -239,7 +239,7 @@ class Ledger:
         return Answers.of(list(self.answers)).cancelled(self.requests)
 
     def places(self) -> dict[str, Any]:
-        """Return what is answered of where messages went that came out before they were asked for, by message id."""
+        """Return the places, by message id, that answers report for messages that came out before their requests."""
         return Answers.of(list(self.answers)).places()
 
     def forwarded(self) -> set[str]:

@@ -19,7 +19,7 @@ SLACK_MS = 20_000
 
 
 class NamedLoad:
-    """Publishes messages that have names, and cancels by name, and judges what comes out.
+    """Publishes messages that have names, and cancels by name, and judges the messages that come out.
 
     `mode` and `slack_ms` are arguments of `name_problems`.
     """

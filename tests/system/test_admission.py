@@ -11,7 +11,7 @@ from tests.system.ledger import Ledger
 
 
 def publish(ledger: Ledger, application: Application, count: int, delay_ms: int, allowed: int) -> None:
-    """Publish `count` messages to each of the two input partitions, of which the first `allowed` may wait."""
+    """Publish `count` messages to each of the two input partitions. The first `allowed` messages may wait."""
     for number in range(count):
         for partition in range(2):
             ledger.publish(

@@ -34,8 +34,8 @@ _DELAYS = st.integers(0, 4_000).flatmap(
 )
 # No form of a delay or a topic has such a byte.
 _NONSENSE = st.one_of(st.none(), st.binary(max_size=3_000).map(lambda value: value + b"\xff"))
-# Not `st.randoms`: what those draw must be the same if hypothesis runs an example twice, and of which messages one is
-# chosen depends on those before.
+# Not `st.randoms`: their draws must be the same if hypothesis runs an example twice, but the messages to choose from
+# depend on earlier ones.
 _CHANCES = st.integers(0, 1 << 32).map(Random)
 
 
@@ -105,7 +105,7 @@ _ENVELOPES = {
 
 
 class Special(NamedTuple):
-    """A record with headers of a kind, and what these need: any of it may count for nothing."""
+    """A record with headers of a kind, and the values that these need. Some values may have no effect."""
 
     kind: str
     key: bytes | None
@@ -300,7 +300,7 @@ def _publish_preset(publish: Callable[..., None], topic: str, out: str, dead: st
     now_ms = time.time_ns() // 1_000_000
     when = record.chance.choice(sorted(_WHEN))
     at_ms = now_ms + record.delay_ms if when in _INSTANTS else record.delay_ms
-    # Zero asks ActiveMQ for nothing.
+    # Zero has no effect in ActiveMQ.
     header = (when, _WHEN[when](at_ms))
     if record.kind == "preset":
         target = (record.chance.choice(_TARGETS), out.encode())

@@ -132,7 +132,7 @@ def test_what_fell_due_in_an_outage_is_handed_over_by_several_batches_that_accep
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("window.max_bytes=2097152")
-    # Not due before the job is stopped, however slow its start is. 8 MB, of which each bucket keeps little.
+    # Not due before the job is stopped, however slow its start is. Each bucket keeps little of the 8 MB.
     for number in range(800):
         key, after = str(number % 30).encode(), [("deliver-after", str(60_000 + 10 * number).encode())]
         ledger.publish(

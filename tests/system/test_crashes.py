@@ -150,7 +150,7 @@ def test_after_killing_the_driver_while_it_cleans_up_no_message_is_lost_or_dupli
 def test_a_task_that_fails_inside_or_after_a_transaction_and_is_retried_delivers_once(
     application: Application, make_service: MakeService, failpoint: str
 ) -> None:
-    # Only for the workers. The driver passes none of these points, so that it can be a warm process.
+    # Only for the workers. The driver does not pass these points, so that it can be a warm process.
     service, ledger = make_service(f"spark.spark.executorEnv.{VARIABLE}={failpoint}=raise")
     service.start()
     publish_mixed(ledger, application, 300, seed=1)

@@ -21,8 +21,8 @@ from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.load import publish_mixed
 
-# How far apart the release process and the subscriber may see the same commit on a busy machine: the one has it
-# acknowledged, the other fetches what it has made visible.
+# How far apart the release process and the subscriber may see the same commit on a busy machine. The release process
+# gets its acknowledgement, and the subscriber fetches the records that it made visible.
 _APART_MS = 1_000
 
 

@@ -32,7 +32,7 @@ def repeat(
     headers: Sequence[Header] = (),
     replaces: str | None = None,
 ) -> None:
-    """Publish a message that repeats, of which every third goes to another topic."""
+    """Publish a message that repeats. Every third such message goes to another topic."""
     output = application.other if number % 3 == 0 else application.output
     key, value = b"k%d" % (number % 5), b"v%d" % number
     own: list[Header] = [*headers, ("trace", b"%d" % number), ("deliver-to", output.encode())]

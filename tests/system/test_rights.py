@@ -112,7 +112,7 @@ def _hand_over(settings: Settings) -> None:
 
 
 def _take_lane(settings: Settings) -> None:
-    """Open a single lane, take it from its owner, and delete what is not needed any more."""
+    """Open a single lane, take it from its owner, and delete records that are no longer needed."""
     shards, counts, ids = settings.bucket.shards, partition_counts(settings), input_ids(settings)
     known = {topic: [found] for topic, found in ids.items()}
     own = batch_settings_from(settings, counts, range(shards), _ORIGIN, input_ids=known)

@@ -85,7 +85,7 @@ def test_a_driver_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_agai
 def test_a_rescale_paused_past_a_rebuild_seals_nothing_of_what_that_accepted_again(
     application: Application, make_service: MakeService
 ) -> None:
-    # All that waits is in the state, and no batch is left to replay: what the rescale seals first is the state.
+    # All waiting messages are in the state, and no batch is left to replay, so the rescale seals the state first.
     first, ledger = make_service("release.slice=20ms", "bucket.max_messages=1000")
     first.start()
     publish_mixed(ledger, application, 400, seed=1, longest_ms=80_000)

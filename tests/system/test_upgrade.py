@@ -1,7 +1,7 @@
 """The upgrade of docs/platform/upgrade.md, from an earlier version, and the way back.
 
-No version was released yet. Until then the newest commit stands for it: what runs here is the procedure, in an
-environment of its own.
+No version was released yet. Until then the newest commit stands for it. The procedure runs here, in its own
+environment.
 """
 
 from __future__ import annotations

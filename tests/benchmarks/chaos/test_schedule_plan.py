@@ -1,4 +1,4 @@
-"""The schedules of a campaign: what it publishes is accepted, and each kind of record occurs."""
+"""The schedules of a campaign: the published records are accepted, and each kind of record occurs."""
 
 from __future__ import annotations
 

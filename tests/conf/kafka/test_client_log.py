@@ -38,7 +38,7 @@ def _opened(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _has_log(call: ast.Call, is_judge: bool) -> bool:
-    """Return whether a client has a client log; or any logger in the judge, which has nothing of what it judges."""
+    """Return whether a client has a client log. In the judge, which shares nothing with the service, any will do."""
     loggers = [each.value for each in call.keywords if each.arg == "logger"]
     for node in (node for given in call.args for node in ast.walk(given) if isinstance(node, ast.Dict)):
         pairs = zip(node.keys, node.values, strict=True)

@@ -1,4 +1,4 @@
-"""Records that other schedulers' own clients made, and what their consumers read in them: `captured/README.md`."""
+"""Records by other schedulers' own clients, and the values that their consumers read: `captured/README.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAPTURED = Path(__file__).parent / "captured"
 
 
 def captured(project: str) -> list[Any]:
-    """Return the records of a project as parameters of a test, each a row with what is `read` in it."""
+    """Return the records of a project as parameters of a test. In each row, `reads` has the values read from it."""
     rows = [json.loads(line) for line in (_CAPTURED / f"{project}.jsonl").read_text().splitlines()]
     return [pytest.param(_decoded(row), id=f"{row['library']}, {row['case']}") for row in rows]
 
@@ -72,7 +72,7 @@ def test_a_schedule_of_nats_is_due_when_it_is_on_the_server(row: dict[str, Any])
 @pytest.mark.parametrize("row", captured("rocketmq"))
 def test_a_message_of_rocketmq_is_due_when_its_broker_would_deliver_it(row: dict[str, Any]) -> None:
     (message,) = accepted("rocketmq", row).to_pylist()
-    # The broker delivers at once what is due before it is published.
+    # The broker delivers a message at once if it is due before it is published.
     assert max(message["deliver_at_ms"], row["timestamp_ms"]) == row["reads"]["deliver_at_ms"]
     assert message["output_topic"] == (row["reads"]["target"] or "delayline-out")
     assert (message["error_code"], message["headers"]) == (None, row["headers"])

@@ -62,7 +62,7 @@ def test_a_message_that_replaces_itself_or_a_later_one_is_refused(offset: int, c
     before, message = accepted({}, {"headers": requests})
     assert before["error_code"] is None
     assert message["error_code"] == "bad-replaces"
-    # In other partitions, offsets say nothing about what comes later.
+    # In other partitions, offsets do not tell which record comes later.
     for place in (b"delayline-in/1/%d", b"other/0/%d"):
         elsewhere = headers(("delayline-replaces", place % offset), DELAY)
         assert [row["error_code"] for row in accepted({}, {"headers": elsewhere})] == [None] * 3

@@ -1,4 +1,4 @@
-"""Names of parts: each leads back to what it was made from."""
+"""Names of parts: each leads back to the values it was made from."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_only_half_of_the_bytes_are_loaded_in_one_piece_and_the_next_one_when_ha
     sparser = reach((0, 60, 300))
     assert 9 * _SECOND < sparser.onward(0, 0, 0) <= 10 * _SECOND
     assert 19 * _SECOND < sparser.onward(10 * _SECOND, 2 * _SECOND, 50 * _MB) <= 20 * _SECOND
-    # More than half is held: what is loaded is enough.
+    # More than half is held: the loaded messages are enough.
     assert sparser.onward(20 * _SECOND, 4 * _SECOND, 100 * _MB) == 20 * _SECOND
 
 

@@ -24,7 +24,7 @@ BATCH_SETTINGS = some_batch_settings(segment_max_messages=150)
 
 
 def rows_of(tables: Iterable[pa.Table], shards: int) -> list[pa.RecordBatch]:
-    """Return what is left as the tasks of Spark get it, here of all shards: a row in each batch."""
+    """Return the rows that are left as Spark's tasks get them, here of all shards: a row in each batch."""
     rows = pa.Table.from_batches([row for table in tables for row in left_rows(table, shards)], LEFT_SCHEMA)
     in_turn = rows.sort_by([(name, "ascending") for name in ("shard", *ORDER)])
     return [batch for at in range(rows.num_rows) for batch in in_turn.slice(at, 1).to_batches()]

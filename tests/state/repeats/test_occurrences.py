@@ -214,7 +214,7 @@ def test_nothing_is_missed_while_the_bound_puts_it_off(missed: str, monkeypatch:
     batches = list(in_turn(messages, 99, 100, SETTINGS))
     last = 99 + len(batches) - 1
     own = [minute for batch in batches for offset, minute in batch if offset == 10]
-    # The very first one comes even late, and what is due while the others are staged.
+    # The very first one comes even if it is late, and so do occurrences that are due while the others are staged.
     assert own == [*([] if missed == ALL else [1]), *range(1 if missed == ALL else 99, last + 1)]
     assert last > 105
 
@@ -253,7 +253,7 @@ def test_name_is_where_the_occurrence_waits_that_is_left_for_the_next_batch() ->
 def test_nothing_is_lost_or_doubled_if_a_batch_is_cut_off(
     missed: str, most: int | None, clock: int, ahead: int, committed: int, below: int | None
 ) -> None:
-    """Whatever it has staged by then: what is left goes on from there, and by the clock of a later batch."""
+    """Whatever it has staged by then, the rest continues from there, by the clock of a later batch."""
     pairs = [("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", missed.encode())]
     if most is not None:
         pairs.append(("delayline-repeat-count", b"%d" % most))

@@ -15,7 +15,7 @@ EVERY = Rule(interval_ms=10 * MINUTE)
 
 
 def coming(schedule: Schedule, first_ms: int, clock_ms: int, end_ms: int, number: int = 2) -> list[Occurrence]:
-    """Return what comes before `end_ms`, and the next one. The first one waits, and a batch has this clock."""
+    """Return the occurrences before `end_ms`, and the next one. The first one waits, and a batch has this clock."""
     found = []
     for each in schedule.coming(Occurrence(number, first_ms), first_ms < clock_ms - HORIZON, clock_ms):
         found.append(each)

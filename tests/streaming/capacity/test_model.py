@@ -1,4 +1,4 @@
-"""The model of cost: what it says of small and large loads, and of settings."""
+"""The estimates of the cost model for small and large loads, and for settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delayline health`: what it says of a process, and its exit code."""
+"""`delayline health`: its output about a process, and its exit code."""
 
 from __future__ import annotations
 

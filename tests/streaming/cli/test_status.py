@@ -1,4 +1,4 @@
-"""`delayline status`: what it prints of a job's answer."""
+"""`delayline status`: its output for a job's answer."""
 
 from __future__ import annotations
 

@@ -137,13 +137,13 @@ def _message(draw: st.DrawFn, ends: dict[tuple[str, int], int], now_ms: int) -> 
 
 
 def _released(ready: list[Published], now_ms: int) -> list[Received]:
-    """Remove what is nearly due at `now_ms` from `ready`; return its records in the contract's order."""
+    """Remove messages that are nearly due at `now_ms` from `ready`. Return their records in the contract's order."""
     due = sorted(_taken(ready, now_ms + _LEAD_MS), key=lambda message: message.order_key)
     return [record_of(message, right_partition(message)) for message in due]
 
 
 def _taken(messages: list[Published], until_ms: int) -> list[Published]:
-    """Remove what is due before `until_ms`, and all dead letters, from `messages`, and return them."""
+    """Remove messages due before `until_ms`, and all dead letters, from `messages`, and return them."""
     taken = [message for message in messages if message.due_ms < until_ms or message.error]
     messages[:] = [message for message in messages if message not in taken]
     return taken

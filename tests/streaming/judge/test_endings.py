@@ -13,7 +13,7 @@ from streaming.judge.record import ID_HEADER, Received
 from streaming.judge.schedules import Repeated
 
 SECOND = 1_000
-# Two under one name, of which the second takes over, one without an end, and one that comes three times.
+# Two under one name, where the second takes over, one without an end, and one that comes three times.
 FIRST = Repeated("in/0/0", 10 * SECOND, b"k", b"v", (), "out", every_ms=10 * SECOND, name="a")
 SECOND_OF_NAME = replace(FIRST, id="in/0/1")
 ENDLESS, THREE = replace(FIRST, id="in/1/0", name=""), replace(FIRST, id="in/1/1", name="", most=3)

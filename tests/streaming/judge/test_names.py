@@ -51,7 +51,7 @@ def test_a_right_run_has_no_problem() -> None:
 
 
 def test_what_waited_does_not_come_out_however_long_it_was_due_when_the_next_of_its_name_was_read() -> None:
-    # The job was down from the second 10 on. It read the second record at 5,000, when what was due from 70 on waited.
+    # The job was down from second 10 on. It read the second record at 5,000, when messages due from 70 on waited.
     before, after = records((0, 100), (50, 9_000))
     late = replace(after, known_ms=5_000 * SECOND, waited_from_ms=70 * SECOND)
     outs = [out(0, 5_001 * SECOND), out(1, 9_000 * SECOND)]

@@ -333,7 +333,7 @@ def test_names_are_joined_and_what_nobody_looks_for_any_more_is_forgotten(table:
         named = name_rows(names, number)
         table.store.append(table.store.spark.createDataFrame(named), "checkpoint", number)
         maintenance.stored(IdRows.NAMED, number, 2)
-    # The last one is not committed: a replay of its batch must find what it finds now.
+    # The last one is not committed: a replay of its batch must find the same rows as now.
     run_until_idle(maintenance, FAN_IN - 2, delivered_ms)
     assert table.store.id_partitions(IdRows.NAMED).keys() == set(range(FAN_IN))
     run_until_idle(maintenance, FAN_IN - 1, delivered_ms)

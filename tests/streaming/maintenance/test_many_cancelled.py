@@ -54,9 +54,9 @@ def cancel_many(store: BucketTable, count: int) -> int:
 
 
 def seal_some(store: BucketTable, count: int, number: int, first_ms: int, last_ms: int) -> list[Segment]:
-    """Seal a hundred messages as bucket `number`, every second one of which is cancelled."""
+    """Seal a hundred messages as bucket `number`. Every second one is cancelled."""
     dues_ms = np.linspace(first_ms, last_ms, 100).astype(np.int64).tolist()
-    # Those that are cancelled have the ids of messages that are due then.
+    # Cancelled messages have the ids of messages that are due then.
     rows = [
         {"deliver_at_ms": due_ms, "offset": due_ms * count // MONTH_MS if at % 2 else 10**12 + 1_000 * number + at}
         for at, due_ms in enumerate(dues_ms)

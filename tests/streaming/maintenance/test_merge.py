@@ -1,4 +1,4 @@
-"""A merge on a real Delta table: what readers get while it goes on, and a merge that finds too few messages."""
+"""A merge on a real Delta table: what readers get meanwhile, and a merge that finds too few messages."""
 
 from __future__ import annotations
 

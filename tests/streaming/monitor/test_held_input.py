@@ -42,7 +42,7 @@ def scraped(held: HeldInput) -> dict[str, float]:
 
 
 def looked(brokers: Brokers, held: HeldInput) -> dict[str, float]:
-    """Have the brokers asked ten seconds later, and return what is said after their answer."""
+    """Have the brokers asked ten seconds later, and return the metrics after their answer."""
     asked, brokers.now_s = brokers.asked, brokers.now_s + 10
     scraped(held)
     assert_eventually(lambda: brokers.asked == asked + 1 and not held._asking, 10)

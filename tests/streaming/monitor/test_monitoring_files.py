@@ -37,10 +37,10 @@ from tests.messages import messages
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "conf/monitoring"
-# In PromQL, a metric's selector or name, and what is grouped by.
+# In PromQL, a metric's selector or name, and the labels to group by.
 _METRIC = re.compile(r"delayline_\w+")
 _LABELS = re.compile(r"by \(([^)]*)\)")
-# Prometheus adds these to what it scrapes: they tell applications apart.
+# Prometheus adds these labels to scraped metrics. They tell applications apart.
 _SCRAPED = {"job", "namespace"}
 
 

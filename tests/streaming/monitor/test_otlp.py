@@ -1,4 +1,4 @@
-"""The export of metrics to an OpenTelemetry collector: what arrives there is what `/metrics` shows."""
+"""The export of metrics to an OpenTelemetry collector, which gets the metrics that `/metrics` shows."""
 
 from __future__ import annotations
 

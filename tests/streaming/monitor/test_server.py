@@ -1,4 +1,4 @@
-"""The HTTP server of a process: what it answers, and to whom."""
+"""The HTTP server of a process: its answers, and who gets them."""
 
 from __future__ import annotations
 

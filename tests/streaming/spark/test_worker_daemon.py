@@ -56,7 +56,7 @@ def test_the_path_is_kept_if_pyspark_comes_from_an_archive(
 
 @pytest.fixture
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends, of which the second puts off its acknowledgements."""
+    """Two ends of a connection. The second delays its acknowledgements."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as first:
         second, _ = listener.accept()
         second.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)

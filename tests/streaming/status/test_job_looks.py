@@ -189,7 +189,7 @@ def test_a_look_that_is_too_large_for_the_job_is_refused(
     looks = JobLooks(settings)
     with looks.through(spark, _nothing_forwarded):
         assert _error(looks.reply(_request(settings, Look(topic="large"))))[0] == 413
-        # Whole messages, of which one is longer than the job shows of 400.
+        # Whole messages: one is longer than the part that the job shows of each of 400.
         status, error = _error(looks.reply(_request(settings, Look(key=b"", limit=400))))
         assert (status, error) == (413, "the messages are too large for one answer. Look at fewer")
         assert looks.reply(_request(settings, Look(limit=400))).status == 200

@@ -1,4 +1,4 @@
-"""A look as JSON: what comes back is the same look, and anything else is refused with a sentence."""
+"""A look as JSON: it is read back as the same look, and anything else is refused with a sentence."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Site:
 
 @contextmanager
 def site(*overrides: str, messages: Any = None, history: Any = None) -> Iterator[Site]:
-    """Serve the page of a job that nobody runs. `messages` stands in for what waits, `history` for what is sampled."""
+    """Serve the page of a job that does not run. `messages` stands in for waiting messages, `history` for samples."""
     settings = load_settings(
         None,
         ["monitor.job=127.0.0.1:1", "kafka.bootstrap_servers=127.0.0.1:1", "topics.input=in", *overrides],

@@ -38,10 +38,10 @@ def settings(settings: Settings, caplog: pytest.LogCaptureFixture) -> Settings:
 
 
 class Waiting:
-    """Stands in for what waits: messages that were postponed before, and have headers of their own.
+    """Stands in for waiting messages, which were postponed before, and have their own headers.
 
     `on_look` is called with the ids of each look before that answers. `values`, `repeats` and `gone` are by offset.
-    A message that repeats has a second row, of a staged occurrence, behind all that waits.
+    A message that repeats has a second row, of a staged occurrence, after all waiting messages.
     """
 
     def __init__(self, settings: Settings, count: int = 2) -> None:

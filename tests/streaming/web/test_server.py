@@ -1,4 +1,4 @@
-"""The page's doors: who gets what, and what is refused in words. No job runs behind it."""
+"""The page's doors: who gets what, and which requests are refused in words. No job runs behind it."""
 
 from __future__ import annotations
 

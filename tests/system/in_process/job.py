@@ -21,8 +21,8 @@ _END_TIMEOUT_S = 60.0
 class JobInProcess:
     """Runs `delayline run` and the other commands, one after the other, with `overrides` as their `--set`.
 
-    It cannot test a SIGKILL. A running job has the main thread, which receives the signals; what a test does meanwhile
-    runs in another thread.
+    It cannot test a SIGKILL. A running job has the main thread, which receives the signals. Meanwhile, the test's own
+    steps run in another thread.
     """
 
     def __init__(self, overrides: list[str]) -> None:

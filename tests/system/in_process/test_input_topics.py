@@ -139,7 +139,7 @@ def test_an_input_topic_that_was_left_out_does_not_come_back(
     application: Application, make_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = f"{application.id}-a", f"{application.id}-b"
-    # Batches stage what they read: their markers say which topics that was, also without the checkpoint.
+    # Batches stage the messages that they read. Their markers say which topics they read, also without the checkpoint.
     job, ledger = make_job(f"topics.input={first},{second}", "forward.processes=0")
 
     def publish(topic: str, value: bytes, delay_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Shards that share state partitions: what they seal, load and stage is delivered once, in order."""
+"""Shards that share state partitions: the messages that they seal, load and stage are delivered once, in order."""
 
 from __future__ import annotations
 

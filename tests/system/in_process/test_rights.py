@@ -77,7 +77,7 @@ def test_the_documented_rights_are_enough_for_the_whole_service_and_the_job_need
     with Publisher(settings["publisher"], topics.input[0]) as publisher:
         assert len(list(publisher.publish([b"good"], headers=[("deliver-after", b"1s")]))) == 1
 
-    # Java's client reads the input, and has words of its own for what it may not do.
+    # Java's client reads the input, and has its own error texts for missing rights.
     revoke([topics.input[0]], AclOperation.READ, user="job")
     allow([topics.input[0]], AclOperation.DESCRIBE, user="job")
     refused = JobInProcess(overrides["job"]).failure()
