@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ fault, and most messages held to their order.
 | --- | --- | --- | --- | --- |
 """
 _RUNS = """
-| benchmark | load | size | date | commit |
-| --- | --- | --- | --- | --- |
+| benchmark | load | command | size | date | commit |
+| --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -49,13 +50,16 @@ def _aims(result: dict[str, Any]) -> list[str]:
 
 def _row(result: dict[str, Any], aim: dict[str, Any]) -> str:
     value = "not measured" if aim["value"] is None else f"{aim['value']:,g}"
-    return _cells(result["benchmark"], aim["what"], value, aim["aim"], "yes" if aim["met"] else "**no**")
+    # A trial has no verdict (`benchmarks/README.md`).
+    verdict = "" if result["scale"] < 1 else "yes" if aim["met"] else "**no**"
+    return _cells(result["benchmark"], aim["what"], value, aim["aim"], verdict)
 
 
 def _run(result: dict[str, Any]) -> str:
     commit = result["machine"]["commit"][:8]
     size = f"{result['scale']:.0%}"
-    return _cells(result["benchmark"], result["about"], size, result["date"][:10], commit)
+    command = re.sub(r" --out \S+", "", result["command"])
+    return _cells(result["benchmark"], result["about"], f"`{command}`", size, result["date"][:10], commit)
 
 
 def _cells(*texts: str) -> str:

@@ -15,7 +15,9 @@ def test_the_page_matches_the_result_files() -> None:
     assert (RESULTS / PAGE).read_text() == page(), "run `make docs`"
 
 
-def rows_of(folder: Path, aims: list[Aim], figures: dict[str, dict[str, Any]] | None = None) -> list[str]:
+def rows_of(
+    folder: Path, aims: list[Aim], figures: dict[str, dict[str, Any]] | None = None, scale: float = 1.0
+) -> list[str]:
     disturbed = Outcome("burst", "a load", aims, figures or {}).disturbed
     result = {
         "benchmark": "burst",
@@ -23,7 +25,8 @@ def rows_of(folder: Path, aims: list[Aim], figures: dict[str, dict[str, Any]] | 
         "aims": [aim.as_json() for aim in aims],
         "disturbed": disturbed,
         "date": "2026-11-28T00:46:13+00:00",
-        "scale": 0.5,
+        "command": "python -m benchmarks burst --out /tmp/res",
+        "scale": scale,
         "machine": {"commit": "de2e9c7727adbdbf"},
     }
     (folder / "burst.json").write_text(json.dumps(result))
@@ -39,7 +42,12 @@ def test_each_aim_has_a_row_with_its_figure(tmp_path: Path) -> None:
         "| burst | rate | 1,000 | >= 50000 | **no** |",
         "| burst | size | not measured | <= 1 | **no** |",
     ]
-    assert rows[3] == "| burst | a load | 50% | 2026-11-28 | de2e9c77 |"
+    assert rows[3] == "| burst | a load | `python -m benchmarks burst` | 100% | 2026-11-28 | de2e9c77 |"
+
+
+def test_a_trial_has_no_verdict(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, [Aim("p99", 26.0, 40, "ms")], scale=0.5)
+    assert rows[0] == "| burst | p99 | 26 | <= 40 ms |  |"
 
 
 def test_aims_that_protect_others_share_a_row_if_they_are_met(tmp_path: Path) -> None:
