@@ -20,12 +20,15 @@ from state.buckets.table_rows import ArrowFunction
 from state.cancel import MessageId
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
+from state.group_keys import state_partitions
 from state.kinds import repeats
 from state.message import decode_chunk, encode_chunk
 from state.names import NAMED_SCHEMA
 from state.repeats.occurrences import OccurrenceRows, Predecessor
 
 _ROWS = from_arrow_schema(SHARD_OUTPUT_SCHEMA)
+# The range of due times of a chunk that is taken whole, as columns.
+WHOLE = ("CAST(NULL AS bigint) AS from_ms", "CAST(NULL AS bigint) AS until_ms")
 
 
 def occurrence_rows(
@@ -50,15 +53,19 @@ def occurrence_rows(
     """
     several = [piece.selectExpr("shard", f"{span.previous_ms}L AS from_ms", "until_ms", "chunk") for piece in loaded]
     if any(row["kind"] == DUE and row["repeats"] for row in rows):
-        whole = ("CAST(NULL AS bigint) AS from_ms", "CAST(NULL AS bigint) AS until_ms")
-        several.append(shard_output.where(f"kind = '{DUE}' AND repeats > 0").selectExpr("shard", *whole, "chunk"))
+        several.append(shard_output.where(f"kind = '{DUE}' AND repeats > 0").selectExpr("shard", *WHOLE, "chunk"))
     if not several:
         return None
-    keys = ", ".join(map(str, batch_settings.shard_keys))
     # One task has all rows of a shard, and numbers their segments.
-    every = reduce(DataFrame.union, several).repartition(batch_settings.shards, expr(f"array({keys})[shard]"))
+    every = by_shard(reduce(DataFrame.union, several), batch_settings)
     occurring = _occurring(cancels, predecessors, batch_settings, span)
     return every.sortWithinPartitions("shard").mapInArrow(occurring, _ROWS)
+
+
+def by_shard(rows: DataFrame, batch_settings: BatchSettings) -> DataFrame:
+    """Return `rows` with all rows of a shard in one partition, as in the state stage."""
+    keys = ", ".join(map(str, batch_settings.shard_keys))
+    return rows.repartition(state_partitions(batch_settings.shards), expr(f"array({keys})[shard]"))
 
 
 def names_in(rows: Iterable[Row]) -> pa.Table:

@@ -6,7 +6,6 @@ import logging
 from functools import reduce
 
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.failpoints import failpoint
@@ -17,10 +16,9 @@ from sinks.ready_log.chunk import most_deliveries
 from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
 from state.buckets.operator import BOUND, DUE
-from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
-from state.group_keys import state_partitions
 from state.order import ORDER
+from streaming.job.occurring import WHOLE, by_shard
 from streaming.job.plan import BatchPlan
 from streaming.job.steps.output import BatchOutput
 from streaming.monitor.job_metrics import JobCounts
@@ -57,15 +55,14 @@ class Staging:
             return None
         # Expressions as text: each column that is built in Python costs a dozen calls to Java.
         key = ("min_deliver_at_ms AS deliver_at_ms", *ORDER[1:])
-        whole = ("CAST(NULL AS bigint) AS from_ms", "CAST(NULL AS bigint) AS until_ms")
         own = output.frame if occurring is None else output.frame.union(occurring.frame)
-        due = own.where(f"kind = '{DUE}'").selectExpr("shard", *key, *whole, "chunk")
+        due = own.where(f"kind = '{DUE}'").selectExpr("shard", *key, *WHOLE, "chunk")
         if loaded:
             from_ms = f"{plan.span.previous_ms}L AS from_ms"
             sealed = (piece.selectExpr("shard", *ORDER, from_ms, "until_ms", "chunk") for piece in loaded)
             due = reduce(DataFrame.union, sealed, due)
         if loaded or occurring is not None or output.is_spread:
-            due = _by_shard(due, plan.settings)
+            due = by_shard(due, plan.settings)
         # Otherwise each partition already has all rows of its shards.
         ordered = due.sortWithinPartitions("shard", *ORDER)
         below_ms = {row["shard"]: row["min_deliver_at_ms"] for row in rows if row["kind"] == BOUND}
@@ -99,9 +96,3 @@ class Staging:
             occurrences_below_ms=occurrences_below_ms,
             sealed_batch=sealed_batch,
         )
-
-
-def _by_shard(due: DataFrame, batch_settings: BatchSettings) -> DataFrame:
-    """Return `due` with all rows of a shard in one partition, as in the state stage."""
-    keys = ", ".join(map(str, batch_settings.shard_keys))
-    return due.repartition(state_partitions(batch_settings.shards), expr(f"array({keys})[shard]"))
