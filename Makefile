@@ -37,7 +37,8 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml $(PINNED) $(wildcard conf/java/jars/*.xml conf/java/jars/*.sha256)
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# Debian's Python without its package python3-venv makes an environment without pip, and fails.
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@# The first pin of a package counts.
 	awk -F'==' '/^[^#]/ && !pinned[$$1]++' $(PINNED) > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
