@@ -59,7 +59,9 @@ def repeating(schedule: Schedule, occurrence: Occurrence, until_ms: int | None =
     ],
 )
 @pytest.mark.parametrize("put_off_ms", [0, 90_000])
-def test_what_repeats_goes_on_where_it_was(script: ModuleType, schedule: Schedule, put_off_ms: int) -> None:
+def test_a_moved_schedule_continues_at_its_next_occurrence(
+    script: ModuleType, schedule: Schedule, put_off_ms: int
+) -> None:
     at_ms = NOW_MS + MINUTE if schedule.rule.interval_ms else schedule.rule.after(NOW_MS)
     assert at_ms is not None
     row = repeating(schedule, Occurrence(5, at_ms), at_ms + put_off_ms)

@@ -44,7 +44,7 @@ def replace_command(service: Service, *options: str) -> tuple[int, bool]:
 
 @pytest.mark.thorough
 @pytest.mark.takes(60)
-def test_each_ask_is_answered_once_and_what_is_answered_is_what_happens(
+def test_each_request_is_answered_once_and_the_answer_is_true(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service()

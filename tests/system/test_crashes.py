@@ -83,7 +83,7 @@ def _run_until_killed(service: Service, point: str) -> None:
 
 @pytest.mark.takes(60)
 @pytest.mark.parametrize("points", _rows(_MATRIX_WITH_ASKS))
-def test_after_killing_the_driver_at_each_point_each_ask_is_answered_once_and_the_answers_agree(
+def test_after_killing_the_driver_at_each_point_each_request_is_answered_once_and_the_answers_agree(
     application: Application, make_service: MakeService, points: tuple[str, ...]
 ) -> None:
     """Each start finds requests for messages of earlier starts, which wait, are staged, or have come out."""

@@ -137,7 +137,7 @@ def test_a_released_lease_is_taken_at_once_and_that_of_a_killed_process_after_it
         assert "delayline rescale" in _newest(settings).holder
 
 
-def test_of_processes_that_claim_the_lease_at_the_same_time_one_has_it_and_the_others_learn_that_it_is_held(
+def test_one_of_several_processes_that_claim_the_lease_together_gets_it_and_the_others_are_refused(
     settings: Settings,
 ) -> None:
     context = multiprocessing.get_context("spawn")

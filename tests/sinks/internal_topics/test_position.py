@@ -66,7 +66,7 @@ def _lowest(offset: int) -> dict[Log, int]:
     return {Log.READY: offset, Log.NEAR: offset + 100}
 
 
-def test_after_the_clock_was_set_back_what_comes_may_be_due_before_what_was_released() -> None:
+def test_after_the_clock_was_set_back_new_messages_may_be_due_before_released_ones() -> None:
     back = _POSITION.set_back()
     later = OrderKey(9, "in", 0, 0)
     assert [*_below(back, 11, 12), back.below] == [_POSITION.below, None, None]
@@ -92,7 +92,7 @@ def test_a_skipped_record_is_forgotten_when_reading_begins_behind_it() -> None:
 
 
 @pytest.mark.parametrize("log", Log)
-def test_of_a_log_that_lost_its_end_the_offsets_that_are_used_again_are_not_released(log: Log) -> None:
+def test_offsets_used_again_after_a_log_lost_its_end_do_not_count_as_released(log: Log) -> None:
     (other,) = set(Log) - {log}
     before = _POSITION.taken_in_to(log, 100).taken_in_to(other, 100).set_back()
     before = replace(before, skipped=(Place(log, 89), Place(log, 90), Place(other, 90)))

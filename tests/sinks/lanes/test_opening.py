@@ -103,7 +103,7 @@ def test_without_the_lease_nothing_is_written_and_nobody_fenced(
 
 
 @pytest.mark.parametrize(("finds", "error"), [(is_lost, ApplicationHeld), (holds, DeliveryFailed)])
-def test_who_hung_while_another_job_opened_the_lanes_writes_no_claim_over_theirs(
+def test_a_job_that_hung_while_another_opened_the_lanes_overwrites_no_claim(
     settings: Settings, terms: Terms, open_writer: Open, finds: Callable[[], None], error: type[Exception]
 ) -> None:
     begin(settings, terms, {"in": {"0": 5}})
@@ -121,7 +121,7 @@ def test_who_hung_while_another_job_opened_the_lanes_writes_no_claim_over_theirs
     assert newest_claim(open_writer(_HERE)).positions == {"in": {"0": 20}}
 
 
-def test_who_hung_while_it_wrote_terms_opens_no_lane_that_another_job_has_closed(
+def test_a_job_that_hung_while_it_wrote_terms_opens_no_lane_that_another_has_closed(
     settings: Settings, terms: Terms
 ) -> None:
     write_terms(settings, replace(terms, lanes=0), holds)

@@ -107,7 +107,7 @@ def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:
     assert sum(len(reports) for reports in hand_over_chunks(plan, cancels)(chunks)) == 1
 
 
-def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: list[dict[str, Any]]) -> None:
+def test_a_refused_replacement_is_left_out_and_its_request_is_answered(handed_over: list[dict[str, Any]]) -> None:
     # The request of a replacement has its id.
     request = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": None}
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, request, {"offset": 2, "deliver_at_ms": 21})
@@ -123,7 +123,7 @@ def test_a_refused_replacement_is_left_out_and_its_ask_is_answered(handed_over: 
     assert [row["offset"] for row in handed_over] == [1, 2, 2], "an accepted one comes out"
 
 
-def test_of_the_window_what_is_cancelled_or_out_of_range_is_left_out(handed_over: list[dict[str, Any]]) -> None:
+def test_cancelled_and_out_of_range_messages_of_the_window_are_left_out(handed_over: list[dict[str, Any]]) -> None:
     rows = [{"offset": at, "deliver_at_ms": due} for at, due in enumerate((5, 10, 50, 99, 100))]
     run(Cancels(cancelled=ids_of([(TOPIC, 0, 2)])), chunk_row(False, *rows))
     assert [row["offset"] for row in handed_over] == [1, 3]

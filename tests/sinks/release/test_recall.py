@@ -232,7 +232,7 @@ class _Shard:
 
 @settings(max_examples=200, deadline=None)
 @given(chunks=st.lists(_CHUNK, min_size=1, max_size=14), steps=_STEPS, limits=_LIMITS, shards=st.integers(1, 2))
-def test_each_ask_is_settled_once_and_its_answer_is_what_happens(
+def test_each_request_gets_one_answer_which_agrees_with_what_happens(
     chunks: list[tuple[str, list[int]]], steps: list[tuple[str, int, int]], limits: Limits, shards: int
 ) -> None:
     shard, coming = _Shard(limits, shards), list(chunks)

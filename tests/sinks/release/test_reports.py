@@ -76,7 +76,7 @@ def test_the_offsets_of_a_transaction_are_the_first_and_the_last_of_each_partiti
 
 
 @pytest.mark.parametrize("offsets", [(None, 7), (7, None), (7, None, 9), (None, None)])
-def test_of_a_partition_with_a_record_of_which_the_offset_is_not_known_none_are(
+def test_a_partition_with_a_record_of_unknown_offset_reports_no_offsets(
     offsets: tuple[int | None, ...],
 ) -> None:
     reports = DeliveryReports()

@@ -70,7 +70,9 @@ def _receiving(bench: ReleaseBench) -> Iterator[Callable[[], list[tuple[int, int
     consumer.close()
 
 
-def test_an_ask_that_comes_too_late_is_told_where_the_message_went(bench: ReleaseBench, broker: EmbeddedBroker) -> None:
+def test_a_request_that_comes_too_late_is_answered_with_the_messages_place(
+    bench: ReleaseBench, broker: EmbeddedBroker
+) -> None:
     settings = bench.settings
     create_topics(broker, NewTopic(settings.results_topic, 1, 1))
     release = bench.start()

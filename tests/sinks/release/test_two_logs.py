@@ -66,7 +66,7 @@ def forwarder(bench: ReleaseBench) -> Iterator[Producer]:
     producer.purge()
 
 
-def test_an_ask_waits_until_what_the_near_log_has_is_committed_and_others_do_not(
+def test_a_request_waits_for_open_transactions_of_the_near_log_and_messages_do_not(
     bench: ReleaseBench, forwarder: Producer
 ) -> None:
     settings, later = bench.settings, now_ms() + 3_600_000

@@ -96,7 +96,7 @@ def test_a_process_that_comes_late_does_not_take_a_newer_pointer_back(
     assert current_checkpoint(spark, settings).origin.checkpoint == "three"
 
 
-def test_a_checkpoint_that_has_run_is_not_begun_anew_after_its_pointer_was_lost(
+def test_a_checkpoint_that_has_run_is_not_started_again_after_its_pointer_was_lost(
     first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
     second = replace(first.origin, checkpoint="two", generation=2)

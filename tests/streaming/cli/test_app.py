@@ -317,7 +317,7 @@ def test_a_release_process_or_a_forwarder_goes_on_until_a_signal(prepared: Setti
 
 
 @pytest.mark.takes(8)
-def test_of_two_release_processes_of_one_name_the_first_ends_with_an_error(prepared: Settings) -> None:
+def test_the_first_of_two_release_processes_with_one_name_ends_with_an_error(prepared: Settings) -> None:
     first = start("release", "--name", "north", *options(prepared))
     other = start("release", "--name", "south", *options(prepared))
     try:

@@ -104,7 +104,7 @@ def test_the_clock_of_a_host_that_is_far_ahead_chooses_no_cutoff(
         ("monitor.otlp=http://collector:4318/v1/metrics", True),
     ],
 )
-def test_what_the_table_has_is_counted_for_whoever_asks_or_takes_metrics(override: str, counted: bool) -> None:
+def test_metrics_of_the_table_are_collected_only_if_they_are_served_or_exported(override: str, counted: bool) -> None:
     assert ("delayline_sealed_buckets" in _metrics_of_a_batch(override)) == counted
 
 

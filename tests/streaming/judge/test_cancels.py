@@ -242,7 +242,7 @@ def test_a_cancel_is_not_answered_as_what_shall_be_due_at_once() -> None:
 
 
 @pytest.mark.parametrize(("unsure", "is_problem"), [(6, True), (5, False)])
-def test_most_asks_for_what_is_handed_over_are_answered_while_nothing_begins_anew(
+def test_most_requests_about_staged_messages_are_answered_while_no_process_restarts(
     unsure: int, is_problem: bool
 ) -> None:
     requests = {f"in/0/{number}": OLD for number in range(10, 20)}
@@ -281,7 +281,7 @@ def test_where_a_late_message_went_is_where_it_came_out(output: Any, is_right: b
 
 
 @pytest.mark.parametrize(("late", "told", "is_right"), [(1_000, 0, False), (1_000, 1, True), (999, 0, True)])
-def test_of_many_late_messages_some_are_told_where_they_went(late: int, told: int, is_right: bool) -> None:
+def test_answers_to_many_late_requests_must_say_where_some_messages_went(late: int, told: int, is_right: bool) -> None:
     content = {"id": OLD, "result": "too-late", "reason": "released"}
     records = [
         received(f"in/0/{number}", content | ({"output": {"topic": "out"}} if number < told else {}))

@@ -98,7 +98,7 @@ def test_a_large_merge_is_done_in_slices_of_due_time_that_each_have_a_part(store
 
 
 @pytest.mark.thorough
-def test_whoever_reads_while_a_merge_goes_on_finds_each_message_once_in_every_version(store: BucketTable) -> None:
+def test_a_reader_finds_each_message_once_in_every_version_during_a_merge(store: BucketTable) -> None:
     buckets = {number: seal(store, number, *range(number, 20, 2)) for number in (1, 2)}
     catalog = SegmentCatalog(segment for segments in buckets.values() for segment in segments)
     merge = merge_of(buckets)

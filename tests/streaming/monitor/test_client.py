@@ -11,7 +11,7 @@ from tests.http_answers import answering, say
 
 
 @pytest.mark.parametrize("length", ["1000", "100000", None])
-def test_of_an_answer_without_an_end_no_more_is_read(length: str | None) -> None:
+def test_an_endless_answer_is_read_only_up_to_the_limit(length: str | None) -> None:
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         if length is not None:

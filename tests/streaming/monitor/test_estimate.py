@@ -44,7 +44,7 @@ def test_a_segment_that_is_partly_handed_over_counts_from_the_cutoff() -> None:
     assert [(shard.shard, shard.sealed) for shard in waiting.by_shard(1)] == [(0, 0), (1, 10)]
 
 
-def test_of_a_message_that_repeats_one_occurrence_counts() -> None:
+def test_a_repeating_message_counts_once() -> None:
     """Those that were staged lie in the table until all of their part was."""
     staged = Segment(0, 0, 0, "p", 1_000, 1_999, 100, 1_000, repeats=100)
     following = Segment(1, 0, 0, "q", 2_000, 2_999, 100, 1_000, repeats=40)

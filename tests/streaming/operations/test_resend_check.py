@@ -73,7 +73,7 @@ def test_what_would_expire_again_is_refused(record: Outgoing, why: str | None) -
     assert error is None or (error.startswith("expired: ") and (why or "") in error)
 
 
-def test_each_record_has_its_own_reason_and_an_ask_and_a_replacement_have_none() -> None:
+def test_each_record_is_refused_for_its_own_reason_and_requests_and_replacements_pass() -> None:
     request = outgoing(("delayline-cancel", b"delayline-in/0/1"))
     replacement = outgoing(("delayline-replaces", b"delayline-in/0/5000"), ("deliver-after", b"2h"))
     bad = outgoing(("deliver-after", b"soon"))

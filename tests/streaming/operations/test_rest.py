@@ -158,7 +158,7 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
     assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
 
 
-def test_who_asks_for_what_was_recalled_is_told_so_and_for_others_that_nobody_knows() -> None:
+def test_a_cancel_of_a_recalled_message_is_answered_cancelled_and_of_another_unknown() -> None:
     rest = replace(rest_of([2, 3]), recalled={(TOPIC, 0): BitMap64([2])})
     requests = [
         published(50 + at, MINUTE) | {"headers": headers(("delayline-cancel", b"%s/0/%d" % (TOPIC.encode(), at)))}
@@ -289,7 +289,7 @@ def _lost_job(last: OrderKey | None, cutoff_ms: int = CUTOFF_MS) -> HandedOver:
 NOTHING_HANDED_OVER = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 1, 1))),))
 
 
-def test_what_was_made_due_at_once_is_told_from_what_was_cancelled_by_its_replacement() -> None:
+def test_messages_made_due_are_distinguished_from_replaced_ones_by_the_stored_text() -> None:
     handed_over = _lost_job(None)
     tables = [
         _stored((1, 3, None), (2, 4, NOW), (3, 5, f"{TOPIC}/0/9")),
@@ -362,7 +362,7 @@ def test_dead_letters_and_answers_are_for_the_first_batch_also_if_the_cutoff_is_
     assert found == {6: overdue_ms, 7: overdue_ms, 8: CLOCK_MS - MINUTE + HOUR}
 
 
-def test_asks_about_what_was_made_due_at_once_are_answered_by_what_is_stored() -> None:
+def test_requests_about_messages_made_due_are_answered_from_the_stored_ids() -> None:
     handed_over = _lost_job(OrderKey(MOVED_MS, TOPIC, 0, 4))
     cancelled, moved = moved_in([_stored((1, 3, None), (2, 4, NOW))], handed_over)
     requests = [
@@ -405,7 +405,7 @@ def test_what_an_earlier_rebuild_has_left_waits_in_its_bucket_though_it_was_move
     ).column("deliver_at_ms").to_pylist() == [FAR_MS, FAR_MS, MOVED_MS]
 
 
-def test_of_very_many_messages_that_were_made_due_only_the_ids_are_kept() -> None:
+def test_only_the_ids_of_many_messages_made_due_are_kept_in_memory() -> None:
     held: list[int] = []
 
     def tables() -> Iterator[pa.Table]:
@@ -488,7 +488,7 @@ def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left
     # The shard has a marker of the newest batch, or of one before.
     [(75, 8), (None, 6)],
 )
-def test_record_of_a_schedule_goes_on_if_the_table_has_lost_it(last_s: int | None, number: int) -> None:
+def test_a_schedule_continues_from_its_record_if_the_table_has_lost_it(last_s: int | None, number: int) -> None:
     """As without a backup: batches have stored the following occurrences, and nothing is there."""
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS + 60_000, CLOCK_MS + 90_000, READ, READ)
     last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)

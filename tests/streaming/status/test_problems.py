@@ -97,7 +97,7 @@ def test_a_name_that_is_not_resolved_holds_up_nobody(monkeypatch: pytest.MonkeyP
 )
 # One is raised in a thread.
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_is_no_list_of_problems_is_none(body: bytes) -> None:
+def test_an_answer_that_is_not_a_list_of_problems_is_ignored(body: bytes) -> None:
     with server("pod-7") as release, answering(lambda request: say(request, 200, body)) as other:
         log.warning("something is wrong")
         settings = settings_of(f"monitor.job={other}", f"monitor.process_addresses={release.address}")

@@ -73,7 +73,7 @@ def summary(*dues_ms: int) -> ChunkSummary:
     return ChunkSummary(1, key_of(chunk), key_of(chunk, -1), chunk.num_rows, chunk.nbytes)
 
 
-def test_of_a_shard_the_first_messages_by_due_time_are_wanted() -> None:
+def test_only_chunks_that_may_have_a_shards_first_messages_are_wanted() -> None:
     selection = Selection(from_ms=10)
     wanted = Wanted(selection, 3)
     for dues_ms, is_wanted in [

@@ -75,7 +75,7 @@ def test_whole_messages_are_not_cut() -> None:
         ({"headers": [("123ä", b"5")]}, {"headers": [("123", b"5")]}, True),
     ],
 )
-def test_of_a_long_message_the_beginning_is_shown(message: dict[str, Any], shown: dict[str, Any], is_cut: bool) -> None:
+def test_the_beginning_of_a_long_message_is_shown(message: dict[str, Any], shown: dict[str, Any], is_cut: bool) -> None:
     def with_headers(fields: dict[str, Any]) -> dict[str, Any]:
         if not fields.get("headers"):
             return fields

@@ -141,7 +141,7 @@ def test_what_fell_due_in_an_outage_is_replaced_and_cancelled_by_its_name(
     # By its own due time, the newest of each name would count as staged.
     [(REPLACE, 60_000), (KEEP_TIME, 1_000)],
 )
-def test_of_what_a_rebuild_without_the_table_accepts_again_the_newest_of_each_name_comes_out(
+def test_after_a_rebuild_without_the_table_the_newest_message_of_each_name_comes_out(
     application: Application, make_job: MakeJob, mode: str, newest_ms: int
 ) -> None:
     job, ledger = make_job("policies.names=key", f"policies.name_mode={mode}")

@@ -230,7 +230,7 @@ def test_sealed_messages_count_until_they_are_handed_over() -> None:
 
 
 @pytest.mark.parametrize("topic", ["a", "b"])
-def test_of_a_topic_that_was_never_seen_nothing_waits(topic: str) -> None:
+def test_a_topic_never_seen_has_no_waiting_messages(topic: str) -> None:
     assert WaitingMessages().count(topic, 0) == 0
 
 

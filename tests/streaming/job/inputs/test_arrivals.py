@@ -94,7 +94,7 @@ def test_an_urgent_batch_begins_after_half_a_second_or_the_trigger_if_that_is_sh
         assert time.monotonic() - begun_s < _SOON_S
 
 
-def test_what_is_found_to_be_urgent_meanwhile_begins_a_batch() -> None:
+def test_an_urgent_claim_found_during_the_wait_begins_a_batch() -> None:
     found = threading.Event()
     timer = threading.Timer(0.8, found.set)
     with _watching(_without_brokers(*_RARELY)) as watch:
@@ -159,7 +159,7 @@ def test_a_wake_ends_the_wait_for_something_urgent() -> None:
         timer.join()
 
 
-def test_what_the_look_raises_ends_the_wait() -> None:
+def test_an_error_while_looking_for_urgent_claims_ends_the_wait() -> None:
     def fail(_: float) -> bool:
         raise BrokerUnreachable("no claims")
 

@@ -99,7 +99,7 @@ def test_what_was_looked_at_ahead_is_not_read_again(
     assert len(read) == 2
 
 
-def test_what_is_expected_to_be_sought_is_copied_before(
+def test_sealed_ids_are_copied_before_requests_need_them(
     store: BucketTable, sealed: SealedIds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seal(store, 1)

@@ -16,7 +16,7 @@ def known(cancels: LoadedCancels, start_ms: int, end_ms: int) -> list[int]:
     return [offset for offsets in cancels.due_between(start_ms, end_ms).values() for offset in offsets.tolist()]
 
 
-def test_what_may_be_due_in_a_range_and_was_loaded_is_known() -> None:
+def test_cancelled_messages_that_were_loaded_and_may_be_due_in_a_range_are_known() -> None:
     cancels = LoadedCancels()
     several = [(*IN, 1, 100, 200), (*IN, 2, 300, 310), (*IN, 3, NEVER_MS, 300), (*IN, 4, 500, 600)]
     cancels.add(cancelled(several), horizon_ms=500)
@@ -26,7 +26,7 @@ def test_what_may_be_due_in_a_range_and_was_loaded_is_known() -> None:
     assert known(cancels, 0, 1_000) == [1]
 
 
-def test_what_is_due_or_was_cancelled_before_all_loads_is_forgotten() -> None:
+def test_cancels_are_forgotten_once_due_or_older_than_all_loads() -> None:
     cancels = LoadedCancels()
     begun_s = time.monotonic()
     cancels.add(cancelled([(*IN, 1, 100, 200), (*IN, 2, 100, 10_000)]), horizon_ms=500)

@@ -139,7 +139,7 @@ def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_th
     window.close()
 
 
-def test_what_was_loaded_from_files_that_are_removed_since_is_found_although_spark_has_lost_it(
+def test_loaded_messages_are_found_after_their_files_were_removed_and_spark_lost_its_cache(
     store: BucketTable,
 ) -> None:
     seal(store, {1: [50, 500, 50_000], 2: [600, 60_000]}, 1)
