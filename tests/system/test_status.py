@@ -101,6 +101,7 @@ def test_status_counts_waiting_messages_while_the_job_runs_and_exactly_after_ctr
         assert running["sealed"]["buckets"] > 0
         # The job takes the few messages of a segment, due in seconds and in hours, for evenly spread.
         assert running["due"]["6h"] == 100 or (running["read_from"], running["due_is_estimated"]) == ("job", True)
+        assert 0 < running["due"]["6h"] <= running["waiting"]["total"]
         assert running["holder"]["pid"] == service.pid
         assert running["holder"]["command"] == "run"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -66,10 +67,8 @@ def test_an_announcement_asks_for_the_lease_and_for_the_markers_once_no_other_ca
     client = Client(held)
     monkeypatch.setattr(sinks.internal_topics.progress, "Producer", lambda *_, **__: client)
     monkeypatch.setattr(sinks.internal_topics.progress, "read_progress", client.read)
-    try:
+    with nullcontext() if held else pytest.raises(ApplicationHeld):
         announce_origin(Settings(), CheckpointOrigin("late", 2, 1), client.check)
-    except ApplicationHeld:
-        assert not held
     written = ["read", "begin_transaction", "produce", "commit_transaction"] if held else []
     assert client.calls == ["init_transactions", "check", *written]
 

@@ -100,6 +100,8 @@ def test_a_window_of_a_kilobyte_does_not_make_a_batch_for_each_message() -> None
 def test_steps_reach_the_wanted_cutoff_and_none_takes_more_than_a_piece(bounds: list[tuple[int, int, int]]) -> None:
     segments = [(min(first, last), max(first, last), size) for first, last, size in bounds]
     own = reach(*segments)
-    for before, after in pairwise(steps(own, 400 * _SECOND)):
+    cutoffs = steps(own, 400 * _SECOND)
+    assert cutoffs[-1] == 400 * _SECOND
+    for before, after in pairwise(cutoffs):
         nbytes = due_in(own.catalog.overlapping(before, after), before, after)[1]
         assert nbytes <= 50 * _MB or after == before + 1

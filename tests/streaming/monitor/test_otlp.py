@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from conf.load import load_settings
@@ -115,16 +116,24 @@ def test_the_end_of_the_process_sends_the_last_counts(receiver: Receiver, regist
 
 
 def test_a_collector_that_is_away_is_one_warning_and_gets_later_counts(
-    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
+    port, collect = free_port(), registry.collect
+    exports: list[Iterable[Metric]] = []
+
+    def counted() -> Iterable[Metric]:
+        exports.append(collected := collect())
+        return collected
 
     def warnings() -> int:
         return sum(record.name == otlp.__name__ for record in caplog.records)
 
+    monkeypatch.setattr(registry, "collect", counted)
     export = MetricsExport(_endpoint(port), registry, {}, every_s=0.2, timeout_s=0.5)
     with caplog.at_level(logging.WARNING), export:
-        assert_eventually(lambda: warnings() == 1)
+        # By then, three exports have failed.
+        assert_eventually(lambda: len(exports) >= 4)
+        assert warnings() == 1
         receiver = Receiver(port)
         try:
             assert_eventually(lambda: len(receiver.received) >= 2)

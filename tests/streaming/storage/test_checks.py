@@ -26,7 +26,8 @@ def test_a_path_that_can_be_created_passes_and_is_not_created(tmp_path: Path, fo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_file_system_is_left_to_spark() -> None:
+def test_another_file_system_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming.storage.checks._check", lambda _: pytest.fail("a local folder is checked"))
     check_storage(settings_for("s3a://bucket/delayline"))
 
 

@@ -255,7 +255,7 @@ def test_the_page_shows_lanes_only_if_forwarders_are_on_and_says_if_none_runs(tm
 
 
 def test_no_button_is_clicked_by_enter_in_the_form_that_acts() -> None:
-    """A browser clicks the first button that submits a form. Unlike the test above, this one needs no browser."""
+    """A browser clicks the first button that submits a form. This reads the HTML, without a browser."""
     kinds: dict[str, set[str | None]] = {}
     form = ""
 
