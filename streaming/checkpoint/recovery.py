@@ -83,13 +83,13 @@ class Recovered:
 def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLease) -> Recovered:
     """Read everything that a start needs. Reads only metadata of the buckets, and no message.
 
-    1. Read Spark's logs.
+    1. Read Spark's logs. Refuse to go on without the table.
     2. Read the markers in the progress topic. Forget a batch that never ran, since its clock was far ahead. If no batch
        was ever planned, begin the checkpoint.
     3. Record the present settings for the batches to come, and new input topics.
-    4. Create the table if it does not exist, and check its log. After a crash, fence the merges of the process before.
-    5. Refuse a checkpoint that is older than the table or the markers, and a table that is older than the markers.
-       Write a marker for each shard that lost its own.
+    4. Create the table if it does not exist, check its log, and refuse a table that is older than the markers. After a
+       crash, fence the merges of the process before.
+    5. Refuse a checkpoint that is older than the table or the markers. Write a marker for each shard that lost its own.
     6. Read the metadata of the live segments.
 
     `fresh` allows a new checkpoint although an earlier one has staged messages. Raises UsageError if that still exists,
@@ -100,10 +100,11 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     checkpoint = current_checkpoint(spark, settings)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
-    guard.restore(store)
     # 1. Read the logs.
     checkpoint.check_logs()
     planned = checkpoint.last_planned()
+    refuse_missing_table(checkpoint, guard, planned)
+    guard.restore(store)
     # A start that was cut off may have begun the checkpoint.
     if fresh and checkpoint.is_initialized() and (planned is not None or checkpoint.origin.cutoff_ms):
         raise UsageError(
@@ -129,17 +130,16 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         accepted.append(checkpoint.planned(planned).offsets)
     unread = unread_topics(history.newest.input_ids, *accepted)
     # 4. Create the table.
-    refuse_missing_table(checkpoint, store, planned)
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
+    refuse_older_table(checkpoint, store, markers)
     token = merge_token(store, lease.fencing_token)
     if lease.after_a_crash:
         guard.take_over(store, token)
     origin, committed = checkpoint.origin, checkpoint.last_committed()
-    # 5. Refuse an older checkpoint or table, and restore markers.
+    # 5. Refuse an older checkpoint, and restore markers.
     refuse_lost_plan(checkpoint, store, planned)
     refuse_older_checkpoint(checkpoint, store, markers, planned)
-    refuse_older_table(checkpoint, store, markers)
     last = None if committed is None else checkpoint.planned(committed)
     if planned is not None and (lost := [shard for shard in range(origin.shards) if markers[shard] is None]):
         log.warning("shards %s have no marker: writing one for the last committed batch, %s", lost, committed)

@@ -10,10 +10,12 @@ from state.checkpoint.progress import Progress, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import is_older, newest_sealed, rest_bucket, writer_of_input
 from streaming.storage.failures import CHECKPOINT_REMEDY
+from streaming.storage.guarded_log import GuardedLog
 
 _TABLE_REMEDY = (
-    "Is its disk mounted? Otherwise put the newest table back completely. Without it, run `delayline rebuild "
-    "--discard-checkpoint`, which accepts the messages again that are still in the input topics"
+    "Is its disk mounted? Otherwise put the newest table back completely. If that is lost, put a backup back and run "
+    "`delayline rebuild --discard-checkpoint`: it accepts the messages again that the last rescale or rebuild has not "
+    "read, and that are still in the input topics"
 )
 
 
@@ -32,17 +34,21 @@ def refuse_lost_plan(checkpoint: Checkpoint, store: BucketTable, planned: int | 
         )
 
 
-def refuse_missing_table(checkpoint: Checkpoint, store: BucketTable, planned: int | None) -> None:
+def refuse_missing_table(checkpoint: Checkpoint, guard: GuardedLog, planned: int | None) -> None:
     """Raise CheckpointMismatch if the table is gone, which exists before the first batch is planned.
 
-    Call it before the table is created. A new one would lack all sealed messages, and nothing would show it later.
+    Call it before the table is created, which would then lack all sealed messages, and before its log is restored.
     """
-    if (planned is not None or checkpoint.origin.first_bucket) and not store.exists():
-        raise CheckpointMismatch(f"there is no table of sealed buckets at {store.path}. {_TABLE_REMEDY}")
+    needs_table = planned is not None or (checkpoint.is_initialized() and checkpoint.origin.first_bucket)
+    if needs_table and not guard.has_log():
+        raise CheckpointMismatch(f"there is no table of sealed buckets next to {checkpoint.path}. {_TABLE_REMEDY}")
 
 
 def refuse_older_table(checkpoint: Checkpoint, store: BucketTable, markers: Iterable[Progress | None]) -> None:
-    """Raise CheckpointMismatch if the table lacks rows that a batch of `checkpoint` has stored."""
+    """Raise CheckpointMismatch if the table lacks rows that a batch of `checkpoint` has stored.
+
+    Call it before anything is written to the table: the newest one may be put back.
+    """
     origin = checkpoint.origin
     own = [each.sealed_batch for each in markers if each and each.batch.origin.checkpoint == origin.checkpoint]
     if is_older(store, origin, max(own, default=-1)):

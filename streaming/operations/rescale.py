@@ -88,9 +88,9 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     refuse_replaced(settings, current)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
+    refuse_missing_table(current, guard, current.last_planned())
     guard.restore(store)
     # The job may have begun no batch yet.
-    refuse_missing_table(current, store, current.last_planned())
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     refuse_rebuilt(current, store)

@@ -45,6 +45,10 @@ class GuardedLog:
         # By name, the entries as this process has written or found them.
         self._kept: dict[str, str] = {}
 
+    def has_log(self) -> bool:
+        """Return whether the table has a log. This does not read it."""
+        return bool(self._log.names())
+
     def restore(self, store: BucketTable) -> None:
         """Put back each entry that is not as an earlier process has kept it. Call this before the log is read.
 

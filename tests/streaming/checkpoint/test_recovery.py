@@ -34,6 +34,7 @@ from streaming.checkpoint import recovery
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import recover
+from streaming.storage.guarded_log import GuardedLog
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -115,10 +116,13 @@ def test_a_checkpoint_older_than_a_marker_of_any_shard_is_refused(
         recover(spark, settings, False, lease)
 
 
-def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_created(
-    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_written(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also not by what a start after a crash does on S3: the newest table may be put back."""
     recovered = recover(spark, settings, False, lease)
+    monkeypatch.setattr(lease, "after_a_crash", True)
+    monkeypatch.setattr(recovery, "guarded_log", lambda spark, _: GuardedLog(spark, str(tmp_path), needed=True))
     origin, store, table = recovered.checkpoint.origin, recovered.store, tmp_path / "buckets"
     for batch_id in (0, 1):
         shutil.copytree(table, tmp_path / f"before-{batch_id}")
@@ -128,15 +132,20 @@ def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_created(
     # The newest batch has staged nothing since it sealed.
     stage(settings, BatchSpan(origin, 1), sealed_batch=0)
     table.rename(tmp_path / "newest")
-    with pytest.raises(CheckpointMismatch, match=r"there is no table of sealed buckets at \S+/buckets\. Is its disk"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"there is no table of sealed buckets next to \S+/checkpoint\. Is its disk"
+    ):
         recover(spark, settings, False, lease)
     assert not table.exists()
     for copy, is_refused in (("before-0", True), ("before-1", False)):
         (tmp_path / copy).rename(table)
         store.forget_log()
+        entries = sorted((table / "_delta_log").iterdir())
         if is_refused:
             with pytest.raises(CheckpointMismatch, match=r"is older than the checkpoint .* so it lacks messages"):
                 recover(spark, settings, False, lease)
+            assert sorted((table / "_delta_log").iterdir()) == entries
+            assert not (tmp_path / "log-copies").exists()
             shutil.rmtree(table)
         else:
             assert recover(spark, settings, False, lease).catalog.messages == 1
