@@ -42,10 +42,6 @@ _COMPILERS = " ".join(
     ]
 )
 
-# Java begins with a heap of 1/64 of the host's memory, and keeps what a peak has taken. With these, its G1 collector
-# gives it back, by a concurrent collection after 20 s without one. Java refuses a least ratio above the other one.
-_SMALL_HEAP, _RATIOS = "-Xms64m -XX:G1PeriodicGCInterval=20000", "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=20"
-
 
 def spark_options(settings: Settings) -> dict[str, str]:
     """Return the session's options: Delayline's defaults, overridden by the `[spark]` section of the settings.
@@ -123,13 +119,9 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
         "spark.driver.memory": "2g",
         # Not extraJavaOptions: these are left to the deployment.
-        "spark.driver.defaultJavaOptions": " ".join([log_option, _COMPILERS, _heap(settings, "driver"), cds_options()]),
-        "spark.executor.defaultJavaOptions": " ".join(
-            [
-                *([log_option] if _executors_have_this_environment(settings) else []),
-                _COMPILERS,
-                _heap(settings, "executor"),
-            ]
+        "spark.driver.defaultJavaOptions": " ".join([log_option, _COMPILERS, cds_options()]),
+        "spark.executor.defaultJavaOptions": (
+            f"{log_option} {_COMPILERS}" if _executors_have_this_environment(settings) else _COMPILERS
         ),
         **_file_systems(settings),
         "spark.sql.warehouse.dir": tempfile.gettempdir(),
@@ -143,12 +135,6 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "spark.ui.retainedTasks": "1000",
         "spark.ui.showConsoleProgress": "false",
     } | settings.spark.options
-
-
-def _heap(settings: Settings, role: str) -> str:
-    """Return the heap options of "driver" or "executor". Both ratios are left to a deployment that has one."""
-    has_own = "HeapFreeRatio" in settings.spark.options.get(f"spark.{role}.extraJavaOptions", "")
-    return _SMALL_HEAP if has_own else f"{_SMALL_HEAP} {_RATIOS}"
 
 
 def _executors_have_this_environment(settings: Settings) -> bool:

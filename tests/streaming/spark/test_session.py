@@ -50,17 +50,6 @@ def test_the_code_cache_is_large_enough_on_the_driver_and_on_executors() -> None
         assert "-XX:ReservedCodeCacheSize=480m" in options[f"spark.{role}.defaultJavaOptions"]
 
 
-@pytest.mark.parametrize("role", ["driver", "executor"])
-def test_a_deployment_that_bounds_the_free_heap_has_its_own_ratios(role: str) -> None:
-    """Java does not start with a least ratio above the greatest one."""
-    own = "-XX:MinHeapFreeRatio=40"
-    options = spark_options(load_settings(None, [f"spark.spark.{role}.extraJavaOptions={own}"], environ={}))
-    has_ratios = {
-        each: "HeapFreeRatio" in options[f"spark.{each}.defaultJavaOptions"] for each in ("driver", "executor")
-    }
-    assert has_ratios == {"driver": True, "executor": True} | {role: False}
-
-
 @pytest.mark.parametrize(
     ("submitted", "variable", "option", "python"),
     [
