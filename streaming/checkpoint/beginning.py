@@ -45,7 +45,7 @@ def begin(
 
     Raises CheckpointMismatch if a second beginning is refused.
     """
-    if not checkpoint.is_initialized():
+    if is_first := not checkpoint.is_initialized():
         # Before the fence too: behind it, neither the earlier checkpoint nor a rebuild of it can go on.
         _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh:
@@ -66,7 +66,8 @@ def begin(
         origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids, epoch=epoch)
     else:
         origin = checkpoint.origin
-    checkpoint.initialize(origin)
+    # Another process may have begun the checkpoint meanwhile.
+    checkpoint.initialize(origin, replace=not is_first)
     if _generation(markers) < origin.generation:
         announce_origin(settings, origin, lease.check_now)
     _begin_with_present_inputs(settings, checkpoint, markers, lease)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 
@@ -26,9 +27,10 @@ _FIRST_OFFSETS = "sources/0/0"
 class Checkpoint:
     """The checkpoint at `path`, any Hadoop URI."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(self, spark: SparkSession, path: str, before_write: Callable[[], None] = lambda: None) -> None:
+        """Take a callback that raises if this process may not write: the storage does not fence an earlier process."""
         self.path = path
-        self._files = Folder(spark, path)
+        self._files = Folder(spark, path, before_write)
 
     def exists(self) -> bool:
         """Return whether there is anything at `path`."""
@@ -51,9 +53,12 @@ class Checkpoint:
         """Return whether the checkpoint has an origin."""
         return self._files.has(ORIGIN)
 
-    def initialize(self, origin: CheckpointOrigin) -> None:
-        """Write the origin, and the id for Spark. May be repeated after a crash."""
-        self._files.write(ORIGIN, with_format(origin.to_json()))
+    def initialize(self, origin: CheckpointOrigin, replace: bool = True) -> None:
+        """Write the origin, and the id for Spark. May be repeated after a crash.
+
+        Without `replace`, an exception of Java is raised if there is an origin.
+        """
+        self._files.write(ORIGIN, with_format(origin.to_json()), replace)
         # Spark uses the id that it finds here as the query's.
         self._files.write("metadata", json.dumps({"id": origin.checkpoint}))
         self.__dict__.pop("origin", None)

@@ -6,6 +6,8 @@ the current one; an object store has no rename of a folder.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch
@@ -18,14 +20,19 @@ from streaming.storage.folder import Folder
 from streaming.storage.paths import checkpoint_path, local_checkpoint, local_folder, pointers_path, storage_path
 
 
-def current_checkpoint(spark: SparkSession, settings: Settings) -> Checkpoint:
-    """Return the current checkpoint, which may not exist. Raises CheckpointUnreadable."""
+def current_checkpoint(
+    spark: SparkSession, settings: Settings, before_write: Callable[[], None] = lambda: None
+) -> Checkpoint:
+    """Return the current checkpoint, which may not exist. Raises CheckpointUnreadable.
+
+    `before_write` raises if this process may not write to it.
+    """
     pointers = Folder(spark, pointers_path(settings))
     newest = newest_pointer(pointers.names())
     folder = FIRST_FOLDER
     if newest is not None:
         folder = folder_in(pointers.read(str(newest)) or "", f"{pointers.path}/{newest}")
-    return Checkpoint(spark, checkpoint_path(settings, folder))
+    return Checkpoint(spark, checkpoint_path(settings, folder), before_write)
 
 
 def has_checkpoint(settings: Settings) -> bool:
@@ -41,9 +48,14 @@ def has_checkpoint(settings: Settings) -> bool:
         spark.stop()
 
 
-def checkpoint_of(spark: SparkSession, settings: Settings, generation: int) -> Checkpoint:
-    """Return the checkpoint of this generation, which follows another. It may not exist."""
-    return Checkpoint(spark, checkpoint_path(settings, folder_of(generation)))
+def checkpoint_of(
+    spark: SparkSession, settings: Settings, generation: int, before_write: Callable[[], None]
+) -> Checkpoint:
+    """Return the checkpoint of this generation, which follows another. It may not exist.
+
+    `before_write` raises if this process may not write to it.
+    """
+    return Checkpoint(spark, checkpoint_path(settings, folder_of(generation)), before_write)
 
 
 def newest_generation(spark: SparkSession, settings: Settings) -> int:

@@ -136,9 +136,8 @@ def switch_over(settings: Settings, origin: CheckpointOrigin, spark: SparkSessio
     Raises ApplicationHeld, without the remaining steps, if another process has taken the lease; CheckpointMismatch if
     there is a newer checkpoint than that before.
     """
-    successor = checkpoint_of(spark, settings, origin.generation)
+    successor = checkpoint_of(spark, settings, origin.generation, lease.check_now)
     # 1. Write the origin, in place of one that an earlier try has left.
-    lease.check_now()
     if successor.last_planned() is not None:
         raise CheckpointMismatch(
             f"{successor.path} has already run, so it is newer than the checkpoint to be replaced, but no "

@@ -97,7 +97,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     BucketUnreadable if files cannot be read, ApplicationHeld, BrokerUnreachable.
     """
     lease.check()
-    checkpoint = current_checkpoint(spark, settings)
+    checkpoint = current_checkpoint(spark, settings, lease.check_now)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
     # 1. Read the logs.

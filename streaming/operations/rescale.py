@@ -78,7 +78,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
        message then goes to another shard, which does not know what is ready in its old one.
     5. Seal the state, and switch over to a new checkpoint.
     """
-    current = current_checkpoint(spark, settings)
+    current = current_checkpoint(spark, settings, lease.check_now)
     if not current.exists():
         raise UsageError(f"no checkpoint at {current.path}. Set bucket.shards and start the job")
     before = current.origin

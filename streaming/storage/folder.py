@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -13,7 +14,9 @@ from conf.java.spark_line import checkpoint_class
 class Folder:
     """The folder at `path`, any Hadoop URI. Files are named by their paths below it."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(self, spark: SparkSession, path: str, before_write: Callable[[], None] = lambda: None) -> None:
+        """Take a callback that raises if this process may not write. It is called directly before each write."""
+        self._before_write = before_write
         jvm: Any = spark.sparkContext._jvm
         # Looked up once: each step of a dotted name costs Java a search through all jars, and a batch reads several
         # files.
@@ -55,6 +58,7 @@ class Folder:
 
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""
+        self._before_write()
         self._files.delete(self._path_of(self.path, name), False)
 
     def write(self, name: str, text: str, replace: bool = True) -> None:
@@ -62,6 +66,7 @@ class Folder:
 
         Without `replace`, an exception of Java is raised if the file exists.
         """
+        self._before_write()
         manager = self._file_manager.create(self._path_of(self.path), self._conf)
         manager.mkdirs(self._path_of(self.path))
         stream = manager.createAtomic(self._path_of(self.path, name), replace)
@@ -70,5 +75,5 @@ class Folder:
             # `close` renames the file, and then its checksum. After a kill in between, the one of the file before would
             # fit nothing, and no start could read the file.
             folder, slash, file = name.rpartition("/")
-            self.delete(f"{folder}{slash}.{file}.crc")
+            self._files.delete(self._path_of(self.path, f"{folder}{slash}.{file}.crc"), False)
         stream.close()

@@ -89,7 +89,6 @@ class Planner:
         if planned is None or self._checkpoint.last_committed() != planned.batch_id:
             return
         cutoff_ms = self._next_cutoff(planned.cutoff_ms, self._present(planned.clock_ms))
-        self._lease.check_now()
         self._checkpoint.raise_next_cutoff(planned.batch_id, cutoff_ms)
 
     def _present(self, shown_ms: int) -> int:

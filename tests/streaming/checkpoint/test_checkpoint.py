@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.errors import CheckpointUnreadable, CheckpointVersion
+from conf.errors import ApplicationHeld, CheckpointUnreadable, CheckpointVersion
 from conf.settings import Settings
 from state.checkpoint.batch_settings import NONE_REFUSED, Refusal, SettingsHistory
 from state.checkpoint.file_format import FORMAT, with_format
@@ -116,6 +117,30 @@ def test_a_batch_that_is_planned_again_refuses_nothing_that_it_refused_before(
     checkpoint.forget_planned(4)
     assert not (tmp_path / "offsets/4").exists()
     assert checkpoint.refused(4) == NONE_REFUSED
+
+
+def test_a_process_that_may_not_write_changes_no_file(
+    spark: SparkSession, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    def refuse() -> None:
+        raise ApplicationHeld("another process holds the lease")
+
+    checkpoint.write_refused(4, Refusal({"in": {"0": 5}}, 900))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    late = Checkpoint(spark, str(tmp_path), refuse)
+    writes: list[Callable[[], None]] = [
+        lambda: late.initialize(CheckpointOrigin("d", 1, 2)),
+        late.retire,
+        lambda: late.forget_planned(4),
+        lambda: late.raise_next_cutoff(3, 40),
+        lambda: late.write_read_offsets({"in": {"0": 6}}),
+        lambda: late.write_settings_history(SettingsHistory(())),
+        lambda: late.write_refused(4, NONE_REFUSED),
+    ]
+    for write in writes:
+        with pytest.raises(ApplicationHeld):
+            write()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["delayline-settings.json", "commits/3"])

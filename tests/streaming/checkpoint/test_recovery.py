@@ -14,11 +14,12 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, UsageError
 from conf.kafka.options import librdkafka_options
-from conf.setting_types import DAY
+from conf.setting_types import DAY, MINUTE
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
@@ -33,7 +34,7 @@ from state.order import OrderKey
 from streaming.checkpoint import recovery
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_input, writer_of_state
-from streaming.checkpoint.recovery import recover
+from streaming.checkpoint.recovery import Recovered, recover
 from streaming.storage.guarded_log import GuardedLog
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
@@ -64,6 +65,57 @@ def stage(settings: Settings, span: BatchSpan, sealed_batch: int = -1) -> None:
     marker = replace(progress, sealed_batch=sealed_batch).to_bytes()
     producer.produce(settings.progress_topic, marker, marker_key(1), 1)
     assert producer.flush(10) == 0
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    """Return the content of each file of a checkpoint."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_start_that_was_paused_until_another_process_took_the_lease_writes_nothing(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, now_ms = tmp_path / "checkpoint", time.time_ns() // 1_000_000
+    changed = settings.model_copy(update={"clock": settings.clock.model_copy(update={"horizon": 2 * MINUTE})})
+
+    def recover_late() -> None:
+        def refuse() -> None:
+            raise ApplicationHeld("another process holds the lease")
+
+        before = files_in(folder)
+        with monkeypatch.context() as patch:
+            # The last answer of the broker still counts.
+            patch.setattr(lease, "check_now", refuse)
+            with pytest.raises(ApplicationHeld):
+                recover(spark, changed, False, lease)
+        assert files_in(folder) == before
+
+    recover_late()
+    recover(spark, settings, False, lease)
+    plan(folder, 0, now_ms)
+    recover_late()
+    recover(spark, settings, False, lease)
+    plan(folder, 1, now_ms + 366 * DAY)
+    recover_late()
+    assert recover(spark, changed, False, lease).checkpoint.last_planned() == 0
+
+
+def test_a_start_that_was_paused_does_not_replace_the_checkpoint_that_was_begun_meanwhile(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Recovered] = []
+
+    def pause() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(lease, "check_now", lambda: None)
+            begun.append(recover(spark, settings, False, lease))
+
+    # It is paused after the first answer of the broker.
+    monkeypatch.setattr(lease, "check_now", pause)
+    with pytest.raises(Py4JJavaError, match="FileAlreadyExists"):
+        recover(spark, settings, False, lease)
+    (other,) = begun
+    assert Checkpoint(spark, other.checkpoint.path).origin == other.checkpoint.origin
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from conf.errors import CheckpointMismatch, CheckpointUnreadable
+from conf.errors import ApplicationHeld, CheckpointMismatch, CheckpointUnreadable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
@@ -107,5 +107,22 @@ def test_a_checkpoint_that_lost_what_a_rescale_reads_is_refused_before_it_is_ret
 ) -> None:
     (tmp_path / "checkpoint" / "delayline-settings.json").unlink()
     with pytest.raises(CheckpointUnreadable, match=r"batches, but delayline-settings\.json is missing"):
+        _rescale(spark, settings, 3, lease)
+    assert not checkpoint.is_retired()
+
+
+def test_a_rescale_that_was_paused_until_another_process_took_the_lease_retires_no_checkpoint(
+    spark: SparkSession,
+    settings: Settings,
+    lease: HeldLease,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise ApplicationHeld("another process holds the lease")
+
+    # The last answer of the broker still counts.
+    monkeypatch.setattr(lease, "check_now", refuse)
+    with pytest.raises(ApplicationHeld):
         _rescale(spark, settings, 3, lease)
     assert not checkpoint.is_retired()
