@@ -132,8 +132,8 @@ class BatchRunner:
         3. Start the background work: note what the previous batch has stored, and run the maintenance that is due. Wait
            for merges if they are far behind.
         4. Make the plan: wait for the claims about the records of the batch. Decide which records are refused because
-           too many messages of their topics wait, and record the refusal. Choose the cutoff of the next batch. Tell the
-           tasks the plan.
+           too many messages of their topics wait, and record the refusal. Choose the cutoff of the next batch. Check
+           the lease again after these waits. Tell the tasks the plan.
         5. Run the state stage.
         6. Check its rows against the cutoff. Check the input topics against the topics that the job knows, and against
            the claims. Warn if records of the batch were deleted unread.

@@ -62,15 +62,17 @@ class Planner:
         """Return the plan of the batch of `span`. Waits for the claims about its records, and records its refusals.
 
         The next cutoff is chosen by the present clock: a replayed batch has the clock of its first try, and any batch
-        may have waited for long. The next batch must not be as far behind. Raises the errors of `ClaimWatch.wait` and
-        `Admission.refusal`, and ClockAhead.
+        may have waited for long. The next batch must not be as far behind. Another process may also hold the lease by
+        then. Raises the errors of `ClaimWatch.wait` and `Admission.refusal`, ClockAhead, and ApplicationHeld.
         """
         batch_settings = self._settings_history.at(span.batch_id)
         with self._counts.timed("claims"):
             taken = self._claims.wait(span)
         refusal = self._admission.refusal(batch_settings, span, span.clock_ms, taken)
         self._present_ms = self._present(span.clock_ms)
-        return BatchPlan(span, batch_settings, taken, refusal, self._next_cutoff(span.cutoff_ms, self._present_ms))
+        next_cutoff_ms = self._next_cutoff(span.cutoff_ms, self._present_ms)
+        self._lease.check()
+        return BatchPlan(span, batch_settings, taken, refusal, next_cutoff_ms)
 
     def is_behind(self, span: BatchSpan) -> bool:
         """Return whether the batch of `span` leaves due messages to the next one."""

@@ -1,4 +1,4 @@
-"""By which clock a plan chooses the next cutoff."""
+"""By which clock a plan chooses the next cutoff, and whether this process still holds the lease then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conf.errors import ClockAhead
+from conf.errors import ApplicationHeld, ClockAhead
 from conf.load import load_settings
 from conf.setting_types import DAY, MINUTE
 from state.checkpoint.batch_settings import NONE_REFUSED
@@ -24,16 +24,22 @@ _BEGUN_MS = 20_000 * DAY
 
 
 class Clocks:
-    """This host's clock and the broker's, as far ahead of `_BEGUN_MS` as a test moves them (ms)."""
+    """This host's clock and the broker's, as far ahead of `_BEGUN_MS` as a test moves them (ms), and the lease."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host_ms = self.broker_ms = _BEGUN_MS
+        self.is_taken = False
         monkeypatch.setattr(planning, "now_ms", lambda: self.host_ms)
 
     def pass_by(self, ms: int) -> None:
         """Let time pass."""
         self.host_ms += ms
         self.broker_ms += ms
+
+    def check(self) -> None:
+        """Raise ApplicationHeld if another process holds the lease."""
+        if self.is_taken:
+            raise ApplicationHeld("another process holds the lease")
 
     def check_now(self) -> None:
         """Ask the broker, which nothing needs here."""
@@ -81,4 +87,18 @@ def test_a_clock_that_is_put_ahead_while_a_plan_waits_chooses_no_cutoff(clocks: 
     planner = clocks.planner(put_ahead, lambda: None)
     _, span = planner.begin(0)
     with pytest.raises(ClockAhead, match="this host's clock shows"):
+        planner.plan(span)
+
+
+@pytest.mark.parametrize("at_refusal", [False, True])
+def test_a_plan_that_waited_until_another_process_took_the_lease_is_not_carried_out(
+    clocks: Clocks, at_refusal: bool
+) -> None:
+    def lose_lease() -> None:
+        clocks.is_taken = True
+
+    waits = (lambda: None, lose_lease) if at_refusal else (lose_lease, lambda: None)
+    planner = clocks.planner(*waits)
+    _, span = planner.begin(0)
+    with pytest.raises(ApplicationHeld):
         planner.plan(span)
