@@ -11,22 +11,27 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key, read_markers
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
+from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import writer_of_birth
 from streaming.checkpoint.recovery import Recovered, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
 from streaming.job.inputs.input_loss import check_input_loss
+from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
@@ -59,6 +64,16 @@ def _recreate(settings: Settings, partitions: int) -> str:
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
     assert_eventually(lambda: topic in input_ids(settings))
     return topic
+
+
+def _begin(spark: SparkSession, settings: Settings, origin: CheckpointOrigin) -> Checkpoint:
+    """Begin a checkpoint, and create its table."""
+    checkpoint = Checkpoint(spark, f"{settings.storage.path}/checkpoint")
+    checkpoint.initialize(origin)
+    store = BucketTable(spark, buckets_path(settings))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    store.fence(writer_of_birth(origin.checkpoint))
+    return checkpoint
 
 
 def _log(folder: Path, log: str, number: int, offsets: dict[str, dict[str, int]]) -> None:
@@ -118,8 +133,7 @@ def test_a_topic_of_which_nothing_was_accepted_gives_way_to_the_one_created_in_i
     refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     folder = tmp_path / "checkpoint"
-    checkpoint, origin = Checkpoint(spark, str(folder)), CheckpointOrigin("c", 1, 2, input_ids=known)
-    checkpoint.initialize(origin)
+    checkpoint = _begin(spark, settings, CheckpointOrigin("c", 1, 2, input_ids=known))
     checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
     # It had more partitions.
     _log(folder, "offsets", 0, {first: {"0": 0, "1": 0}, second: {"0": 0}})
@@ -154,16 +168,12 @@ def test_a_topic_that_a_batch_before_it_was_cut_off_handed_messages_over_of_is_r
     first, second = settings.topics.input
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     folder = tmp_path / "checkpoint"
-    origin = CheckpointOrigin("c", 1, 2, input_ids=known)
-    Checkpoint(spark, str(folder)).initialize(origin)
-    Checkpoint(spark, str(folder)).write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
+    checkpoint = _begin(spark, settings, CheckpointOrigin("c", 1, 2, input_ids=known))
+    checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
     _log(folder, "offsets", 0, {first: {"0": 0}, second: {"0": 0}})
     _log(folder, "commits", 0, {})
     _log(folder, "offsets", 1, {first: {"0": 9}, second: {"0": 9}})
-    producer = Producer(librdkafka_options(settings.kafka))
-    marker = Progress(BatchSpan(origin, 1, ends={first: {"0": 9}}), 1, OrderKey(1, first, 0, 0))
-    producer.produce(settings.progress_topic, marker.to_bytes(), marker_key(1), 1)
-    assert producer.flush(10) == 0
+    _stage(settings, BatchSpan(checkpoint.origin, 1, ends={first: {"0": 9}}))
     with closing(HeldLease(settings, "run")) as lease:
         assert recover(spark, settings, fresh=False, lease=lease).unread == set()
 
@@ -176,7 +186,7 @@ def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     folder = tmp_path / "checkpoint"
     before = CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known)
-    Checkpoint(spark, str(folder)).initialize(before)
+    _begin(spark, settings, before)
     with closing(HeldLease(settings, "run")) as lease:
         recover(spark, settings, fresh=False, lease=lease)
         assert {marker.batch.origin == before for marker in read_markers(settings) if marker} == {True}
@@ -296,9 +306,7 @@ def test_a_checkpoint_that_follows_another_knows_which_topics_were_left_out(
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     _fill(settings, 9)
     # As `rescale` leaves it.
-    Checkpoint(spark, str(folder)).initialize(
-        CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known)
-    )
+    _begin(spark, settings, CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known))
     with _starts(spark, settings) as start:
         with pytest.raises(CheckpointMismatch, match="no longer names"):
             start(first)
@@ -309,6 +317,14 @@ def test_a_checkpoint_that_follows_another_knows_which_topics_were_left_out(
         with pytest.raises(CheckpointMismatch, match=f"topics.input names {second} again"):
             start(first, second)
         assert start(first).settings_history.newest.input_ids[second] == ["", *known[second]]
+
+
+def _stage(settings: Settings, span: BatchSpan) -> None:
+    """Write a marker of shard 1 for a batch."""
+    producer = Producer(librdkafka_options(settings.kafka))
+    marker = Progress(span, 1, OrderKey(1, settings.topics.input[0], 0, 0))
+    producer.produce(settings.progress_topic, marker.to_bytes(), marker_key(1), 1)
+    assert producer.flush(10) == 0
 
 
 def _fill(settings: Settings, count: int) -> None:
