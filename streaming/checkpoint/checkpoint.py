@@ -135,10 +135,11 @@ class Checkpoint:
     def write_read_offsets(self, offsets: Offsets) -> None:
         """Let the first batch that is not committed begin to read at `offsets`. Spark must not run."""
         committed = self.last_committed()
-        file = _FIRST_OFFSETS if committed is None else f"offsets/{committed}"
-        text = self._files.read(file)
-        if text is not None:
-            self._files.write(file, with_input_offsets(text, offsets))
+        self._write_offsets(_FIRST_OFFSETS if committed is None else f"offsets/{committed}", offsets)
+
+    def write_planned_offsets(self, batch_id: int, offsets: Offsets) -> None:
+        """Let the planned batch `batch_id` read up to `offsets`. Spark must not run."""
+        self._write_offsets(f"offsets/{batch_id}", offsets)
 
     def settings_history(self) -> SettingsHistory:
         """Return the batch settings that earlier starts recorded; an empty history before the first batch.
@@ -180,6 +181,11 @@ class Checkpoint:
     def write_refused(self, batch_id: int, refusal: Refusal) -> None:
         """Record what batch `batch_id` refuses, in place of what an earlier batch did."""
         self._files.write(_REFUSED, with_format(json.dumps({"batch": batch_id, **asdict(refusal)})))
+
+    def _write_offsets(self, file: str, offsets: Offsets) -> None:
+        text = self._files.read(file)
+        if text is not None:
+            self._files.write(file, with_input_offsets(text, offsets))
 
     def _newest(self, log: str) -> int | None:
         return max((int(name) for name in self._files.names(log) if name.isdigit()), default=None)

@@ -61,8 +61,11 @@ def refuse_returned(settings: Settings, known: InputIds, offsets: Offsets) -> No
         )
 
 
-def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: int) -> None:
-    """Let batch `planned`, which was cut off, read nothing of `topics`: its offsets belong to topics that are gone."""
+def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], unread: Collection[str], planned: int) -> None:
+    """Let batch `planned`, which was cut off, read nothing of `topics`: its offsets belong to topics that are gone.
+
+    An `unread` topic stays at offset 0, so that it is unread for the next start too if the replay is cut off.
+    """
     starts, ends = checkpoint.read_offsets(), checkpoint.planned(planned).offsets
     for topic in topics:
         if starts.get(topic) == ends.get(topic):
@@ -72,7 +75,9 @@ def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], planned: in
             "topic",
             planned, topic, starts.get(topic), ends.get(topic),
         )  # fmt: skip
-    checkpoint.write_read_offsets(with_offsets(starts, topics, ends))
+    nothing = {topic: dict.fromkeys(own, 0) if topic in unread else own for topic, own in ends.items()}
+    checkpoint.write_read_offsets(with_offsets(starts, topics, nothing))
+    checkpoint.write_planned_offsets(planned, with_offsets(ends, topics, nothing))
 
 
 def read_from_beginning(

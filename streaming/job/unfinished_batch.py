@@ -41,7 +41,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
         return
     watch_from(checkpoint, state.planned)
     if recreated := check_input(settings, state):
-        read_nothing_of(checkpoint, recreated, planned)
+        read_nothing_of(checkpoint, recreated, state.unread, planned)
     claims = start_lanes(settings, state, lease)
     # Maintenance would begin merges that cannot end, and the next runner of this process would use their names again.
     with closing(BatchRunner(state, settings, lease, claims, JobCounts(), maintains=False)) as runner:

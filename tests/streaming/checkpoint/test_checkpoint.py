@@ -134,6 +134,7 @@ def test_a_process_that_may_not_write_changes_no_file(
         lambda: late.forget_planned(4),
         lambda: late.raise_next_cutoff(3, 40),
         lambda: late.write_read_offsets({"in": {"0": 6}}),
+        lambda: late.write_planned_offsets(4, {"in": {"0": 8}}),
         lambda: late.write_settings_history(SettingsHistory(())),
         lambda: late.write_refused(4, NONE_REFUSED),
     ]

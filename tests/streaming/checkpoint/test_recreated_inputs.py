@@ -103,7 +103,7 @@ def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_wh
 
     # The second time, it was cut off.
     for _ in range(2):
-        read_nothing_of(checkpoint, [first], planned=5)
+        read_nothing_of(checkpoint, [first], unread=[], planned=5)
         assert checkpoint.read_offsets() == {first: {"0": 9}, second: {"0": 6}}
         assert checkpoint.planned(5).offsets == {first: {"0": 9}, second: {"0": 8}}
     _log(tmp_path, "commits", 5, {})
@@ -151,7 +151,13 @@ def test_a_topic_of_which_nothing_was_accepted_gives_way_to_the_one_created_in_i
         state = recover(spark, refusing, fresh=False, lease=lease)
         assert gone(state) == [first]
         if planned:
-            read_nothing_of(checkpoint, [first], planned=1)
+            read_nothing_of(checkpoint, [first], state.unread, planned=1)
+            # The replay is cut off: at once, and when it has staged messages.
+            assert gone(recover(spark, refusing, fresh=False, lease=lease)) == [first]
+            ends = checkpoint.planned(1).offsets
+            assert checkpoint.read_offsets()[first] == ends[first] == {"0": 0, "1": 0}
+            _stage(settings, BatchSpan(checkpoint.origin, 1, ends=ends))
+            assert gone(recover(spark, refusing, fresh=False, lease=lease)) == [first]
             _log(folder, "commits", 1, {})
         read_from_beginning(refusing, checkpoint, [first], state.unread)
         state = recover(spark, refusing, fresh=False, lease=lease)
