@@ -174,7 +174,7 @@ class BatchRunner:
             # 7. Decide requests. One commit stores cancelled ids, names and sealed messages.
             with self._counts.timed("cancels"):
                 decision = self._cancels.decide(
-                    output.frame, output.rows, span, span.clock_ms, self._claims.due_before_ms, self._catalog.may_repeat
+                    output.frame, output.rows, span, span.clock_ms, self._claims.due_before_ms, self._window.may_repeat
                 )
                 if decision.moves.num_rows:
                     output = self._with_moves(plan, output, decision, held)

@@ -80,6 +80,7 @@ class PrefetchWindow:
         self._most_pieces = most_pieces
         self._now = now
         self._catalog = catalog
+        self._overdue_repeats = any(segment.repeats for segment in overdue)
         self._shards = shards
         self._failures = failures or Failures(store.path, now)
         self._ahead_ms = ahead_ms
@@ -93,6 +94,11 @@ class PrefetchWindow:
         self._cancelled = LoadedCancels()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._start_loading(overdue, 0, start_ms, {segment.bucket for segment in overdue})
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether any message that waits in the table repeats. It counts staged messages of live segments too."""
+        return self._catalog.may_repeat or self._overdue_repeats
 
     def next_cutoff(self, cutoff_ms: int, wanted_ms: int) -> int:
         """Return the cutoff of the batch that follows one with the cutoff `cutoff_ms`, and start to load up to there.
@@ -183,6 +189,8 @@ class PrefetchWindow:
     def advance(self, cutoff_ms: int) -> None:
         """Release the pieces below `cutoff_ms`, which are staged, and start to load the next ones."""
         self._cutoff_ms = cutoff_ms
+        # The first batch has staged the overdue messages.
+        self._overdue_repeats = False
         # The range of a piece may reach days past its last message.
         for piece in [piece for piece in self._pieces if not piece.may_hold(cutoff_ms, piece.end_ms)]:
             piece.chunks.unpersist()

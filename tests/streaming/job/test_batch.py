@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,38 +17,66 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import ClockAhead, CutoffMismatch
 from conf.load import load_settings
 from conf.setting_types import DAY, MINUTE
+from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import ensure_topics
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
+from state.buckets.table_rows import STORED_SCHEMA
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
+from state.kinds import MESSAGE, REPEATING
+from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import writer_of_birth
 from streaming.checkpoint.recovery import recover
 from streaming.job.batch import BatchRunner
 from streaming.job.lanes.lane_start import start_lanes
 from streaming.job.requests.decision import Decision
+from streaming.job.requests.desk import RequestDesk
 from streaming.job.steps.report import BatchReport
 from streaming.job.watches.clock_watch import now_ms
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
+from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
+from tests.messages import some_batch_settings
+from tests.streaming.sealed import seal_messages
 
 CUTOFF_MS = 50_000
 
 
 @pytest.fixture
-def runner(spark: SparkSession, make_settings: MakeSettings, tmp_path: Path) -> Iterator[BatchRunner]:
-    """A runner for the batches of a new checkpoint. Its first batch is planned."""
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Settings of an application whose topics exist."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings, 1)
+    return settings
+
+
+@pytest.fixture
+def runner(spark: SparkSession, settings: Settings, tmp_path: Path) -> Iterator[BatchRunner]:
+    """A runner for the batches of a new checkpoint. Its first batch is planned."""
+    with _running(spark, settings, tmp_path / "checkpoint") as batch_runner:
+        yield batch_runner
+
+
+@contextmanager
+def _running(spark: SparkSession, settings: Settings, checkpoint: Path) -> Iterator[BatchRunner]:
     with closing(HeldLease(settings, "run")) as lease:
         state = recover(spark, settings, fresh=False, lease=lease)
-        (tmp_path / "checkpoint" / "offsets").mkdir()
-        metadata = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
-        (tmp_path / "checkpoint" / "offsets" / "0").write_text(f"v1\n{metadata}\n-")
+        (checkpoint / "offsets").mkdir()
+        _plan(checkpoint, 0)
         claims = start_lanes(settings, state, lease)
         with closing(BatchRunner(state, settings, lease, claims, JobCounts())) as batch_runner:
             # No batch waits for the next one.
             batch_runner.wake()
             yield batch_runner
+
+
+def _plan(checkpoint: Path, batch_id: int) -> None:
+    """Add a batch that reads nothing to the offset log."""
+    metadata = f'{{"batchWatermarkMs":{CUTOFF_MS},"batchTimestampMs":{CUTOFF_MS}}}'
+    (checkpoint / "offsets" / str(batch_id)).write_text(f"v1\n{metadata}\n-")
 
 
 def _output(kind: str, cutoff_ms: int, first_due_ms: int) -> tuple[Any, ...]:
@@ -94,6 +122,37 @@ def test_the_clock_of_a_host_that_is_far_ahead_chooses_no_cutoff(
     with pytest.raises(ClockAhead, match="this host's clock shows"):
         runner.run(spark.createDataFrame([], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
     assert spark.sparkContext.getLocalProperty("delayline.plan") == ""
+
+
+class _Decided(Exception):
+    """A batch has reached the decision of its requests."""
+
+
+@pytest.mark.parametrize("kind", [MESSAGE, REPEATING])
+def test_the_first_batch_of_a_checkpoint_knows_whether_messages_that_an_earlier_one_left_overdue_repeat(
+    spark: SparkSession, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    origin = CheckpointOrigin("c", 1, settings.bucket.shards, first_bucket=1, cutoff_ms=CUTOFF_MS)
+    Checkpoint(spark, str(checkpoint)).initialize(origin)
+    store = BucketTable(spark, buckets_path(settings))
+    store.create(from_arrow_schema(STORED_SCHEMA))
+    store.fence(writer_of_birth(origin.checkpoint))
+    overdue = {"deliver_at_ms": CUTOFF_MS - 1, "kind": kind}
+    seal_messages(store, origin.overdue_bucket, [overdue], some_batch_settings())
+    known: list[bool] = []
+
+    def decide(*arguments: Any) -> Decision:
+        known.append(arguments[-1])
+        raise _Decided
+
+    monkeypatch.setattr(RequestDesk, "decide", decide)
+    with _running(spark, settings, checkpoint) as batch_runner:
+        with pytest.raises(_Decided):
+            batch_runner.run(spark.createDataFrame([], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
+        assert known == [kind == REPEATING]
+        batch_runner._window.advance(CUTOFF_MS)
+        assert not batch_runner._window.may_repeat
 
 
 @pytest.mark.parametrize(

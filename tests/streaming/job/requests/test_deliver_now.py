@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +16,12 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.operator import ASKED, DUE, SHARD_OUTPUT_SCHEMA
-from state.cancel import REQUEST_SCHEMA, Successor
+from state.cancel import NOTHING, REQUEST_SCHEMA, Successor
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW, REPEATING
 from state.message import decode_chunk, encode_chunk
+from state.names import HASH_BYTES, KEEP, NAMED_SCHEMA, name_rows
 from state.repeats.occurrences import Predecessor
 from state.repeats.rule import Rule
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Schedule
@@ -193,8 +195,28 @@ def test_messages_that_repeat_in_the_place_of_another_know_what_waited_of_that(s
     assert decision.predecessors == {(TOPIC, 0, 20): before, (TOPIC, 0, 21): before}
 
 
-def seal_schedule(store: BucketTable) -> None:
-    """Seal a message that repeats, of the offset 3."""
+def test_an_overdue_message_that_repeats_keeps_its_name_in_the_first_batch_despite_a_deliver_now_request(
+    store: BucketTable,
+) -> None:
+    name, due_ms = b"n" * HASH_BYTES, CLOCK_MS - 100
+    holder = dict(zip(NAMED_SCHEMA.names, (name, TOPIC, 0, 3, due_ms, due_ms, True), strict=True))
+    names = name_rows(pa.Table.from_pylist([holder], NAMED_SCHEMA), OVERDUE - 1)
+    store.append(store.spark.createDataFrame(names), "checkpoint", OVERDUE - 1)
+    seal_schedule(store, OVERDUE, due_ms)
+    at_once = dict(zip(REQUEST_SCHEMA.names[:6], (TOPIC, 0, 3, "asks", 1, 0), strict=True)) | {"delivers": True}
+    kept = dict(zip(REQUEST_SCHEMA.names, (*NOTHING, TOPIC, 0, 50, KEEP, 80_000, name, 0, *[False] * 3), strict=True))
+    frame = asked(store, [at_once, kept])
+    desk, first = RequestDesk(store, Settings()), span(0)
+    # The rebuild has read the records before.
+    first = replace(first, origin=replace(first.origin, offsets=first.starts))
+    decision = desk.decide(frame, driver_rows(frame), first, CLOCK_MS, may_repeat=True)
+    desk.close()
+    assert decision.left_out[TOPIC, 0].tolist() == [50]
+    assert (decision.drops, decision.moves.num_rows, decision.names.num_rows) == (True, 0, 0)
+
+
+def seal_schedule(store: BucketTable, number: int = 3, due_ms: int = 90_000) -> None:
+    """Seal a message that repeats, of the offset 3, as bucket `number`."""
     own = headers((SCHEDULE_HEADER, Schedule(Rule(interval_ms=10_000)).to_bytes()), (NUMBER_HEADER, b"41"))
-    row = {"offset": 3, "deliver_at_ms": 90_000, "kind": REPEATING, "headers": own}
-    seal_messages(store, 3, [row], BATCH_SETTINGS)
+    row = {"offset": 3, "deliver_at_ms": due_ms, "kind": REPEATING, "headers": own}
+    seal_messages(store, number, [row], BATCH_SETTINGS)
