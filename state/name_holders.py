@@ -86,8 +86,12 @@ class NamesLeft:
             names: list[_Holder] = []
             lost: list[_Holder] = []
             for mode, holders in self._by_name(batches):
-                first_or_newest = _first(holders, self._waits) if mode == KEEP else _newest(holders, self._is_cancelled)
-                for holder, has_name in first_or_newest:
+                chosen = (
+                    _first(holders, self._waits, self._is_cancelled)
+                    if mode == KEEP
+                    else _newest(holders, self._is_cancelled)
+                )
+                for holder, has_name in chosen:
                     if not has_name:
                         lost.append(holder)
                     elif holder.is_left:
@@ -165,7 +169,9 @@ def _is_in(ids: OffsetBitmaps, holder: _Holder) -> bool:
     return own is not None and holder.offset in own
 
 
-def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
+def _first(
+    holders: Iterable[_Holder], waits: Callable[[_Holder], bool], is_cancelled: Callable[[_Holder], bool]
+) -> Iterator[tuple[_Holder, bool]]:
     """Yield the messages that have got one name, each once, and whether it has the name: the first that keeps it.
 
     That message waits. If no waiting message keeps the name, the newest waiting message has it. Among several
@@ -176,7 +182,9 @@ def _first(holders: Iterable[_Holder], waits: Callable[[_Holder], bool]) -> Iter
     newest: _Holder | None = None
     until_ms, may_be_kept = 0, False
     for holder in _each(holders):
-        newest = holder if newest is None else max(newest, holder, key=_BY_AGE)
+        # A cancelled message whose name is not stored was dropped: it never had the name.
+        if holder.is_stored or not is_cancelled(holder):
+            newest = holder if newest is None else max(newest, holder, key=_BY_AGE)
         until_ms = max(until_ms, holder.until_ms)
         may_be_kept |= holder.keeps and holder.is_stored
         if not waits(holder):
