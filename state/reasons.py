@@ -52,7 +52,8 @@ class Reason(Enum):
     CHECKPOINT_LOST = (
         "checkpoint-lost",
         "unknown",
-        "the job's checkpoint was lost before this was decided. Send the request again",
+        "the job's checkpoint was lost before this was answered. A cancel by name may already be done. Send the "
+        "request again",
     )
     NO_SUCH_NAME = (
         "no-such-name",

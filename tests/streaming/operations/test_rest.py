@@ -387,6 +387,14 @@ def test_requests_about_messages_made_due_are_answered_from_the_stored_ids() -> 
     ]
 
 
+def test_the_answer_to_a_cancel_by_name_says_that_the_lost_batch_may_have_cancelled_the_message() -> None:
+    rest = replace(rest_of(), cancelled={(TOPIC, 0): BitMap64([1])})
+    (row,) = rows_left(rest, {"offset": 20, "headers": headers(("delayline-cancel-name", b"a"))})
+    answer = json.loads(row["value"])
+    assert (answer["result"], answer["reason"]) == ("unknown", "checkpoint-lost")
+    assert "A cancel by name may already be done" in answer["why"]
+
+
 def test_what_an_earlier_rebuild_has_left_waits_in_its_bucket_though_it_was_moved_before() -> None:
     # The first bucket of the lost job is 10. The bucket of the rebuild before it is 9.
     origin = CheckpointOrigin("c", 2, 1, first_bucket=10, cutoff_ms=CUTOFF_MS)
