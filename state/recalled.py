@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from conf.errors import CheckpointMismatch
 from state.cancel import MessageId
 from state.checkpoint.origin import Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat
@@ -69,18 +68,15 @@ def recall_key(epoch: int, message_id: str) -> bytes:
 
 
 def read_recall(key: bytes | None, value: bytes) -> tuple[MessageId, Recall]:
-    """Read such a record. Raises CheckpointMismatch for another one, FormatMismatch."""
-    recall = _RECALL.read_of("recalled", "a recalled message", value)
+    """Read such a record. Raises ValueError for a record of another writer, FormatMismatch."""
+    recall = _RECALL.read(value)
     return read_recall_key(key)[1], recall
 
 
 def read_recall_key(key: bytes | None) -> tuple[int, MessageId]:
-    """Return the epoch and the id that the key of a record has. Raises CheckpointMismatch for another one."""
-    try:
-        epoch, _, text = (key or b"").decode().partition(":")
-        return int(epoch), parse_id(text)
-    except ValueError as problem:
-        raise CheckpointMismatch(f"the recalled topic has a record with the key {key!r}: {problem}") from problem
+    """Return the epoch and the id that the key of a record has. Raises ValueError for another key."""
+    epoch, _, text = (key or b"").decode().partition(":")
+    return int(epoch), parse_id(text)
 
 
 def known_from_record(known: KnownFrom) -> bytes:
@@ -89,5 +85,13 @@ def known_from_record(known: KnownFrom) -> bytes:
 
 
 def read_known_from(value: bytes) -> KnownFrom:
-    """Read the value of the record. Raises CheckpointMismatch, FormatMismatch."""
-    return _KNOWN_FROM.read_of("recalled", "from where on the job knows messages", value)
+    """Read the value of the record. Raises ValueError for the value of another writer, FormatMismatch."""
+    return _KNOWN_FROM.read(value)
+
+
+def is_known_from(value: bytes | None) -> bool:
+    """Return whether `read_known_from` reads this value. Raises FormatMismatch."""
+    try:
+        return value is not None and read_known_from(value) is not None
+    except ValueError:
+        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -23,12 +23,19 @@ _NO_LEADER_YET = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"}
 NO_SUCH_PARTITION = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
 
 
-def newest_value(options: Mapping[str, str], topic: str, partition: int, after_fencing: bool = False) -> bytes | None:
+def newest_value(
+    options: Mapping[str, str],
+    topic: str,
+    partition: int,
+    after_fencing: bool = False,
+    is_own: Callable[[bytes | None], bool] = lambda _: True,
+) -> bytes | None:
     """Return the value of the last committed record of `topic`/`partition`, or None without such a record.
 
     Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
     `options` are librdkafka's. `after_fencing` says that all earlier writers are fenced, so that no transaction is
     open. A transaction that is still open hides newer records, and then the partition cannot be read to its end.
+    Ignores records whose values are not those of Delayline by `is_own`, with a warning.
 
     Raises TopicMissing, RightMissing, and BrokerUnreachable if the record cannot be read within 30 s.
     """
@@ -39,7 +46,8 @@ def newest_value(options: Mapping[str, str], topic: str, partition: int, after_f
             reach = 16
             while True:
                 start = max(low, high - reach)
-                last = _last_value(consumer, TopicPartition(topic, partition, start), high, deadline, after_fencing)
+                position = TopicPartition(topic, partition, start)
+                last = _last_value(consumer, position, high, deadline, after_fencing, is_own)
                 if last is not None or start == low:
                     return last
                 reach *= 16
@@ -92,7 +100,12 @@ def bounds(consumer: Consumer, partition: TopicPartition, deadline: float) -> tu
 
 
 def _last_value(
-    consumer: Consumer, position: TopicPartition, high: int, deadline: float, after_fencing: bool = False
+    consumer: Consumer,
+    position: TopicPartition,
+    high: int,
+    deadline: float,
+    after_fencing: bool = False,
+    is_own: Callable[[bytes | None], bool] = lambda _: True,
 ) -> bytes | None:
     """Return the value of the last committed record at or after `position`, once all below offset `high` are read.
 
@@ -107,7 +120,15 @@ def _last_value(
         message = consumer.poll(1.0 if at < high else 0.1)
         error = None if message is None else message.error()
         if message is not None and error is None:
-            last, at = message.value(), -1
+            at = -1
+            if is_own(message.value()):
+                last = message.value()
+            else:
+                log.warning(
+                    "ignoring a record that Delayline did not write, %s/%d at offset %d. Only Delayline may write to "
+                    "this topic",
+                    position.topic, position.partition, message.offset(),
+                )  # fmt: skip
         elif error is None or error.name() == "_PARTITION_EOF":
             at = at if message is None else message.offset() or 0
             # The end of all records, as the newest fetch has shown it; below 0 if that has failed.

@@ -15,6 +15,7 @@ from state.recalled import (
     KNOWN_FROM_KEY,
     KNOWN_FROM_PARTITION,
     KnownFrom,
+    is_known_from,
     known_from_record,
     read_known_from,
     recall_key,
@@ -30,7 +31,7 @@ class RecalledWriter:
     def __init__(self, settings: Settings) -> None:
         """Fence earlier writers.
 
-        Raises KafkaException, BrokerUnreachable, RightMissing, TopicMissing, CheckpointMismatch, FormatMismatch.
+        Raises KafkaException, BrokerUnreachable, RightMissing, TopicMissing, FormatMismatch.
         """
         self._topic = settings.recalled_topic
         self._options = librdkafka_options(settings.kafka)
@@ -38,7 +39,9 @@ class RecalledWriter:
         self._timeout_ms = settings.release.transaction_timeout
         self._producer = self._opened()
         try:
-            value = newest_value(self._options, self._topic, KNOWN_FROM_PARTITION, after_fencing=True)
+            value = newest_value(
+                self._options, self._topic, KNOWN_FROM_PARTITION, after_fencing=True, is_own=is_known_from
+            )
             self.known_from = None if value is None else read_known_from(value)
         except BaseException:
             self.close()

@@ -84,8 +84,8 @@ class RecalledMessages:
     def read(self, cutoff_ms: int) -> None:
         """Read the topic up to now. The first time, move `known_from` on as well: see `forget`.
 
-        Waits through an outage; raises BrokerUnreachable after `kafka.outage_limit`, RightMissing, TopicMissing,
-        CheckpointMismatch, FormatMismatch.
+        Ignores records of other writers, with a warning. Waits through an outage; raises BrokerUnreachable after
+        `kafka.outage_limit`, RightMissing, TopicMissing, FormatMismatch.
         """
         retry = BrokerRetry("the recalled topic", self._settings.kafka.outage_limit)
         while True:
@@ -113,7 +113,7 @@ class RecalledMessages:
 
         A forgotten message must be old for all later requests, also after a restart. So its age is measured by
         `cutoff_ms`, the cutoff of a batch, which never goes back, and not by the clock. Both are epoch ms. In an outage
-        nothing is forgotten. Raises RightMissing, TopicMissing, CheckpointMismatch, FormatMismatch.
+        nothing is forgotten. Raises RightMissing, TopicMissing, FormatMismatch.
         """
         try:
             present = self._read_on(cutoff_ms, wait_s=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -10,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from conf.errors import CheckpointMismatch
 from state.cancel import MessageId
 from state.kinds import Mask
 from state.message_ids import ID_SCHEMA, id_text, ids_of, table_from
 from state.recalled import Recall, read_recall, read_recall_key, recall_key
 from streaming.job.requests.runs import Numbers, Runs, Source, divided
+
+log = logging.getLogger(__name__)
 
 # How many records are kept as single objects before they become a run, and how many deletions are kept before the runs
 # with the deleted rows are written again.
@@ -62,9 +64,11 @@ class Reading:
         self._found: dict[_Key, tuple[MessageId, Recall]] = {}
         # The keys that were deleted after their last record.
         self._deleted: set[_Key] = set()
+        # How many records other writers have written, and where the first is.
+        self._foreign, self._first_foreign = 0, ""
 
     def take(self, message: Message) -> None:
-        """Take a record. Raises CheckpointMismatch, FormatMismatch."""
+        """Take a record, or ignore one that Delayline did not write. Raises FormatMismatch."""
         number, key, value = message.partition(), message.key(), message.value()
         assert number is not None
         if value is None:
@@ -72,7 +76,12 @@ class Reading:
             self._found.pop((number, key), None)
             self._deleted.add((number, key))
         else:
-            identity, recall = read_recall(key, value)
+            try:
+                identity, recall = read_recall(key, value)
+            except ValueError:
+                place = f"{message.topic()}/{number} at offset {message.offset()}"
+                self._foreign, self._first_foreign = self._foreign + 1, self._first_foreign or place
+                return
             if recall.epoch <= self._epoch:
                 self._deleted.discard((number, key))
                 self._found[number, key] = identity, recall
@@ -82,7 +91,14 @@ class Reading:
             self.end()
 
     def end(self) -> None:
-        """Add the remaining records, and forget the rows of deleted ones."""
+        """Add the remaining records, forget the rows of deleted ones, and warn of ignored records."""
+        if self._foreign:
+            log.warning(
+                "ignoring %d records that Delayline did not write, beginning with %s. They recall no messages. "
+                "Only Delayline may write to this topic",
+                self._foreign, self._first_foreign,
+            )  # fmt: skip
+            self._foreign, self._first_foreign = 0, ""
         self._add()
         ids = ids_of(self._ids_deleted())
 
@@ -110,5 +126,5 @@ class Reading:
     def _ids_deleted(self) -> Iterator[MessageId]:
         for _, key in self._deleted:
             # A key that Delayline did not write has no row.
-            with suppress(CheckpointMismatch):
+            with suppress(ValueError):
                 yield read_recall_key(key)[1]

@@ -12,14 +12,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from conf.errors import BrokerUnreachable, CheckpointMismatch, FormatMismatch
+from conf.errors import BrokerUnreachable, FormatMismatch
 from conf.sections import CancelSettings
 from conf.setting_types import DAY, MINUTE
 from conf.settings import Settings
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
-from state.recalled import Recall, partition_of_shard, recall_records
+from state.recalled import KNOWN_FROM_PARTITION, Recall, partition_of_shard, recall_records
 from streaming.job.requests import recalled, recalled_log, recalled_rows
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.runs import Runs
@@ -166,19 +166,54 @@ def test_the_runs_are_written_once_however_many_records_with_deletions_are_read(
     assert len(written) == 1
 
 
+def write(broker: EmbeddedBroker, settings: Settings, key: bytes, value: bytes, partition: int) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(settings.recalled_topic, value, key, partition)
+    assert producer.flush(30) == 0
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"k", None), (b"3:in/0/2", b"[]"), (b"\xff", None), (b"3:in/0/2", b'{"format": 2}')],
-    ids=["no id", "no record", "no text", "another format"],
+    [(b"k", None), (b"3:in/0/2", b"[]"), (b"\xff", None), (b"3:in/0/2", b"\xff")],
+    ids=["no id", "no record", "no text", "no JSON"],
 )
-def test_a_record_of_somebody_else_ends_the_job(
-    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, key: bytes, value: bytes | None
+def test_a_record_of_another_writer_is_ignored(
+    broker: EmbeddedBroker,
+    settings: Settings,
+    reader: RecalledMessages,
+    caplog: pytest.LogCaptureFixture,
+    key: bytes,
+    value: bytes | None,
 ) -> None:
     ((_, own_value),) = recall_records(ids_of([("in", 0, 1)]), Recall(DUE_MS, EPOCH))
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
-    producer.produce(settings.recalled_topic, value or own_value, key, partition_of_shard(0))
-    assert producer.flush(30) == 0
-    with pytest.raises((CheckpointMismatch, FormatMismatch), match="recalled topic"):
+    recall(broker, settings, 1)
+    for _ in range(2):
+        write(broker, settings, key, value or own_value, partition_of_shard(0))
+    recall(broker, settings, 3)
+    assert read(reader, settings) == [1, 3]
+    place = f"{settings.recalled_topic}/{partition_of_shard(0)} at offset 1"
+    assert f"ignoring 2 records that Delayline did not write, beginning with {place}." in caplog.text
+
+
+def test_a_record_of_another_writer_hides_no_bounds(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(broker, settings, 32 * 24 * 60, 0)
+    assert read(reader, settings) == []
+    write(broker, settings, b"k", b"of another writer", KNOWN_FROM_PARTITION)
+    with closing(RecalledMessages(settings, EPOCH, has_run=True)) as other:
+        assert read(other, settings) == []
+        assert known_from(other, settings) == 1
+    assert "is new, or has lost records" not in caplog.text
+    assert f"ignoring a record that Delayline did not write, {settings.recalled_topic}/0 at offset" in caplog.text
+
+
+@pytest.mark.parametrize("partition", [KNOWN_FROM_PARTITION, partition_of_shard(0)])
+def test_a_record_of_a_newer_version_ends_the_job(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, partition: int
+) -> None:
+    write(broker, settings, b"3:in/0/2", b'{"format": 2}', partition)
+    with pytest.raises(FormatMismatch, match="recalled topic"):
         reader.read(NOW_MS)
 
 
