@@ -40,7 +40,9 @@ class RequestGrouping:
         requests, settings = accepted.requests, self._batch.settings
         if not requests.num_rows:
             return
-        self._asked.append(requests.filter(pc.greater_equal(requests.column("offset"), 0)).select([*ID, "delivers"]))
+        by_id = requests.filter(pc.greater_equal(requests.column("offset"), 0))
+        # The batch decides whether a message is made due at once.
+        self._asked.append(by_id.select([*ID, "delivers"]).rename_columns([*ID, "undecided"]))
         routes = accepted.messages.select([*ID, "kind", "output_topic", "output_partition"])
         # A message comes before the request that has its id.
         own = routes.take(pa.array(places_in(routes, own_ids(requests))))
@@ -60,10 +62,10 @@ class RequestGrouping:
             for key in self._batch.settings.shard_keys:
                 yield key, ids
 
-    def _ids_that(self, delivers: bool) -> pa.Table:
-        """Return the requested ids (`BITMAPS_SCHEMA`), either to deliver them at once or to cancel them."""
+    def _ids_that(self, undecided: bool) -> pa.Table:
+        """Return the requested ids (`BITMAPS_SCHEMA`), either those left to the batch or those cancelled for good."""
         taken = self._batch.taken.offsets
-        wanted = pc.equal(pc.field("delivers"), delivers)
+        wanted = pc.equal(pc.field("undecided"), undecided)
         asked = bitmaps_of(each.filter(wanted) for each in self._asked)
         left = {source: own - taken.get(source, BitMap64()) for source, own in asked.items()}
-        return as_table({source: own for source, own in left.items() if own}, delivers)
+        return as_table({source: own for source, own in left.items() if own}, undecided)

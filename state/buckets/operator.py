@@ -114,7 +114,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             waiting, *chunks = taken_out.left
             passed_on += _table_rows(TAKEN_OUT, [taken_out.found.select(TAKEN_OUT_COLUMNS)], shard, cutoff_ms)
             # The batch decides whether these are cancelled, or due now. All others are cancelled for good.
-            undecided = taken_out.found_among(ids_from(each.filter(each.column("delivers")) for each in asked))
+            undecided = taken_out.found_among(ids_from(each.filter(each.column("undecided")) for each in asked))
         if passed_on:
             yield _frame(passed_on)
         replacements = replacement_ids(pa.concat_tables(requests)) if requests else NO_IDS

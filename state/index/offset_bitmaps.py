@@ -14,10 +14,10 @@ from state.message_ids import Ids, by_source
 
 # Offsets by (topic, partition).
 OffsetBitmaps = Mapping[tuple[str, int], BitMap64]
-# Such a set as a table: the offsets of each (topic, partition), serialized. `delivers` says whether requests want the
-# messages to be due at once.
+# Such a set as a table: the offsets of each (topic, partition), serialized. `undecided` says whether the state stage
+# leaves the messages to the decision of the batch, or cancels them for good.
 BITMAPS_SCHEMA = pa.schema(
-    [("topic", pa.string()), ("partition", pa.int32()), ("offsets", pa.binary()), ("delivers", pa.bool_())]
+    [("topic", pa.string()), ("partition", pa.int32()), ("offsets", pa.binary()), ("undecided", pa.bool_())]
 )
 
 
@@ -46,9 +46,9 @@ def in_bitmaps(messages: pa.Table, bitmaps: OffsetBitmaps) -> npt.NDArray[np.boo
     return found
 
 
-def as_table(bitmaps: OffsetBitmaps, delivers: bool = False) -> pa.Table:
+def as_table(bitmaps: OffsetBitmaps, undecided: bool = False) -> pa.Table:
     """Return the ids as a table of `BITMAPS_SCHEMA`."""
-    rows = [(*source, offsets.serialize(), delivers) for source, offsets in bitmaps.items()]
+    rows = [(*source, offsets.serialize(), undecided) for source, offsets in bitmaps.items()]
     columns = zip(*rows, strict=True) if rows else [[]] * len(BITMAPS_SCHEMA)
     return pa.table(dict(zip(BITMAPS_SCHEMA.names, map(list, columns), strict=True)), schema=BITMAPS_SCHEMA)
 

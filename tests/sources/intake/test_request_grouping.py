@@ -72,8 +72,8 @@ def test_each_shard_is_told_which_messages_somebody_wants_now() -> None:
     batch = running(2)
     assert len(list(grouping.divide(accept(request_records(*marks), batch.settings, batch.clock_ms)))) == 1
     for _, ids in grouping.ids():
-        delivering = ids.filter(ids.column("delivers"))
-        assert each_of(ids_from([delivering])) == {(OTHER, 1, 7)}
+        undecided = ids.filter(ids.column("undecided"))
+        assert each_of(ids_from([undecided])) == {(OTHER, 1, 7)}
         assert each_of(ids_from([ids])) == {(OTHER, 1, 7), (TOPIC, 0, 5)}
 
 

@@ -188,9 +188,9 @@ def requests_for(*offsets: int) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=REQUEST_SCHEMA)
 
 
-def ids_asked(*offsets: int, delivers: bool = False) -> pa.Table:
+def ids_asked(*offsets: int, undecided: bool = False) -> pa.Table:
     ids = due_at(0).select(ID).take([0] * len(offsets)).set_column(2, "offset", [offsets])
-    return as_table(bitmaps_of([ids]), delivers)
+    return as_table(bitmaps_of([ids]), undecided)
 
 
 def rows_of(frames: Iterable[pd.DataFrame], kind: str) -> list[dict[str, Any]]:
@@ -225,7 +225,7 @@ def test_what_shall_be_due_at_once_leaves_the_bucket_and_is_due_or_sealed_until_
     state = group_state(cutoff_ms=100, kept=encode_chunk(due_at(5_000, 6_000, 80)))
     arrivals = messages({"deliver_at_ms": ms, "offset": offset} for offset, ms in [(3, 60), (4, 7_000), (5, 7_100)])
     # Message 4 has a cancel request as well, and message 0 has only a cancel request.
-    frames = frames_of(state, arrivals, ids_asked(0, 4), ids_asked(1, 3, 4, delivers=True), key=7)
+    frames = frames_of(state, arrivals, ids_asked(0, 4), ids_asked(1, 3, 4, undecided=True), key=7)
     taken_out = {row["offset"]: row["deliver_at_ms"] for row in rows_of(frames, TAKEN_OUT)}
     assert taken_out == {0: 5_000, 1: 6_000, 3: 60, 4: 7_000}
     assert [row["offset"] for row in rows_of(frames, DUE)] == [3, 2]
