@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -122,9 +123,22 @@ def requests_of(table: pa.Table) -> list[Request]:
     return list(map(Request, own, asked, *terms))
 
 
+def comes_with_message(requests: pa.Table) -> Mask:
+    """Return which of `requests` (`REQUEST_SCHEMA`) come with a message, which has their id."""
+    return np.asarray(pc.is_valid(requests.column("condition")))
+
+
+def is_undecided(requests: pa.Table) -> Mask:
+    """Return for which of `requests` (`REQUEST_SCHEMA`) the state stage leaves the message to the batch's decision.
+
+    It cancels the messages of all others for good.
+    """
+    return np.asarray(requests.column("delivers"))
+
+
 def replacement_ids(requests: pa.Table) -> Ids:
     """Return the ids of the replacements among `requests` (`REQUEST_SCHEMA`)."""
-    return ids_in(own_ids(requests.filter(pc.is_valid(requests.column("condition")))))
+    return ids_in(own_ids(requests.filter(pa.array(comes_with_message(requests)))))
 
 
 def own_ids(requests: pa.Table) -> pa.Table:
@@ -135,6 +149,11 @@ def own_ids(requests: pa.Table) -> pa.Table:
 def delivering_ids(requests: pa.Table) -> Ids:
     """Return the ids that shall be due at once by `requests` (`REQUEST_SCHEMA`)."""
     return ids_in(requests.filter(requests.column("delivers")))
+
+
+def undecided_ids(requests: pa.Table) -> Ids:
+    """Return the ids of the messages that the state stage leaves undecided for `requests` (`REQUEST_SCHEMA`)."""
+    return ids_in(requests.filter(pa.array(is_undecided(requests))))
 
 
 def replacing(asked: str, condition: str) -> list[tuple[str, bytes]]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sources.intake.accepted import Accepted
-from state.cancel import own_ids
+from state.cancel import is_undecided, own_ids
 from state.checkpoint.batch_settings import RunningBatch
 from state.index.offset_bitmaps import as_table, bitmaps_of
 from state.kinds import is_message
@@ -41,8 +41,7 @@ class RequestGrouping:
         if not requests.num_rows:
             return
         by_id = requests.filter(pc.greater_equal(requests.column("offset"), 0))
-        # The batch decides whether a message is made due at once.
-        self._asked.append(by_id.select([*ID, "delivers"]).rename_columns([*ID, "undecided"]))
+        self._asked.append(by_id.select(ID).append_column("undecided", pa.array(is_undecided(by_id))))
         routes = accepted.messages.select([*ID, "kind", "output_topic", "output_partition"])
         # A message comes before the request that has its id.
         own = routes.take(pa.array(places_in(routes, own_ids(requests))))

@@ -113,7 +113,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             taken_out = take_out([waiting, *chunks], ids_from(asked))
             waiting, *chunks = taken_out.left
             passed_on += _table_rows(TAKEN_OUT, [taken_out.found.select(TAKEN_OUT_COLUMNS)], shard, cutoff_ms)
-            # The batch decides whether these are cancelled, or due now. All others are cancelled for good.
+            # The batch decides about these (`state.cancel.is_undecided`). All others are cancelled for good.
             undecided = taken_out.found_among(ids_from(each.filter(each.column("undecided")) for each in asked))
         if passed_on:
             yield _frame(passed_on)

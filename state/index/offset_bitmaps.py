@@ -15,7 +15,7 @@ from state.message_ids import Ids, by_source
 # Offsets by (topic, partition).
 OffsetBitmaps = Mapping[tuple[str, int], BitMap64]
 # Such a set as a table: the offsets of each (topic, partition), serialized. `undecided` says whether the state stage
-# leaves the messages to the decision of the batch, or cancels them for good.
+# leaves the messages to the decision of the batch (`state.cancel.is_undecided`), or cancels them for good.
 BITMAPS_SCHEMA = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offsets", pa.binary()), ("undecided", pa.bool_())]
 )

@@ -16,7 +16,7 @@ from state.answers import answered, answers_to, no_answers
 from state.buckets.reseal import left_rows
 from state.buckets.retimed import RETIMED_SCHEMA, due_times
 from state.buckets.table_rows import ArrowFunction
-from state.cancel import WAITING, MessageId, own_ids, requests_of, without_cancelled
+from state.cancel import WAITING, MessageId, comes_with_message, own_ids, requests_of, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
@@ -75,9 +75,8 @@ class Rest:
             for accepted, rest in self._read(batches):
                 # All requests: the message of a request may be left while the request itself is staged.
                 requests = accepted.requests
-                own = requests.filter(
-                    pc.and_(pc.is_valid(requests.column("name")), pc.is_valid(requests.column("condition")))
-                )
+                has_name = np.asarray(pc.is_valid(requests.column("name")))
+                own = requests.filter(pa.array(has_name & comes_with_message(requests)))
                 ids = own_ids(own)
                 waiting = rest.filter(pa.array(~is_request(rest)))
                 left = ids_in(waiting)
@@ -186,13 +185,13 @@ def _answers(
 
     `cancelled` has the cancelled messages, in several sets, and `moved` the messages that were moved and staged.
     """
-    comes_with_message = np.asarray(pc.is_valid(requests.column("condition")))
+    has_message = comes_with_message(requests)
     # The outcome of these messages is decided later.
-    is_named = comes_with_message & np.asarray(pc.is_valid(requests.column("name")))
+    is_named = has_message & np.asarray(pc.is_valid(requests.column("name")))
     is_unwanted = is_named & ~np.asarray(requests.column("wants_answer").fill_null(False))
     were_cancelled = np.logical_or.reduce([in_bitmaps(requests, each) for each in cancelled]) & ~is_named
     were_moved = in_bitmaps(requests, moved) & ~were_cancelled & ~is_named
-    is_replacement, delivers = comes_with_message & ~is_named, np.asarray(requests.column("delivers"))
+    is_replacement, delivers = has_message & ~is_named, np.asarray(requests.column("delivers"))
     is_refused = is_replacement & among(own_ids(requests), ids_of(refused))
     reasons = np.full(requests.num_rows, Reason.CHECKPOINT_LOST, dtype=object)
     reasons[were_cancelled] = Reason.WITHDRAWN

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.answers import OLD_MS, Undecided, answers_to, no_answers, undecided_requests
-from state.cancel import ALWAYS, MessageId, own_ids
+from state.cancel import ALWAYS, MessageId, comes_with_message, own_ids
 from state.kinds import Mask
 from state.message_ids import ID, Ids, among
 from state.reasons import Reason, reasons_for
@@ -36,14 +36,14 @@ def answers_by(
         undecided: takes the place of the answer if the release processes must decide.
     """
     delivers = np.asarray(requests.column("delivers"))
-    comes_with_message = np.asarray(pc.is_valid(requests.column("condition")))
+    has_message = comes_with_message(requests)
     # A message with a name is accepted or dropped in any case, and usually no answer is wanted. But if the message
     # before was staged, there is one: a release process may not know that another has recalled that message. A replay
     # has the same number of answers.
-    is_quiet = comes_with_message & np.asarray(pc.is_valid(requests.column("name")))
+    is_quiet = has_message & np.asarray(pc.is_valid(requests.column("name")))
     is_quiet &= ~np.asarray(requests.column("wants_answer").fill_null(False))
     is_unwanted = is_quiet & ((outcome == Reason.NAME_KEPT) | ~among(requests, not_waiting))
-    is_replacement = comes_with_message & ~is_quiet
+    is_replacement = has_message & ~is_quiet
     # A replacement that is accepted in any case may still take the place of a staged message.
     may_go_on = ~is_replacement | np.asarray(pc.equal(requests.column("condition"), ALWAYS).fill_null(False))
     is_old = outcome == Reason.RECORD_DELETED

@@ -46,7 +46,17 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.moves import MOVES_SCHEMA, moves_at_once, moves_to
 from state.buckets.parts import IdRows
 from state.buckets.retimed import RETIMED_SCHEMA
-from state.cancel import ALWAYS, WAITING, MessageId, Request, Successor, own_ids, replacement_ids, requests_of
+from state.cancel import (
+    ALWAYS,
+    WAITING,
+    MessageId,
+    Request,
+    Successor,
+    comes_with_message,
+    own_ids,
+    replacement_ids,
+    requests_of,
+)
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
@@ -155,7 +165,7 @@ def decide(requests: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     stays = np.asarray(requests.column("delivers")) & among(requests, repeating)
     own = requests.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
     # The first request for a message decides. Among cancels alone, it does not matter which one is first.
-    replacements = own.filter(pc.is_valid(own.column("condition")))
+    replacements = own.filter(pa.array(comes_with_message(own)))
     every = requests_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
     found, dropped_ids = ids_in(outcomes.taken), ids_in(own_ids(dropped))
     first = first_requests(every, each_of(found)) if every else {}

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
-from state.cancel import MessageId, delivering_ids, own_ids
+from state.cancel import MessageId, delivering_ids, own_ids, undecided_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
 from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
@@ -50,8 +50,8 @@ def driver_rows(shard_output: DataFrame) -> list[Row]:
 class BatchRequests(NamedTuple):
     """The requests of a batch (`REQUEST_SCHEMA`), and the messages that its state stage has found (`CANCELLED_SCHEMA`).
 
-    The state stage has removed the `taken_out` messages. Messages with a deliver-now request are `undecided`, and are
-    in rows of the batch. `repeating` are the messages that repeat: those found, and those that came with the requests.
+    The state stage has removed the `taken_out` messages. The `undecided` messages (`state.cancel.is_undecided`) are in
+    rows of the batch. `repeating` are the messages that repeat: those found, and those that came with the requests.
     """
 
     requests: pa.Table
@@ -70,7 +70,7 @@ def read_requests(rows: Iterable[Row]) -> BatchRequests:
         return BatchRequests(requests, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), comes_again)
     # Two messages have the same id if an input topic was created again.
     by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
-    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, delivering_ids(requests)))
+    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, undecided_ids(requests)))
     froms = pc.if_else(is_undecided, dues, pa.scalar(NEVER_MS))
     messages = pa.table([*(by_id.column(name) for name in ID), froms, dues], schema=CANCELLED_SCHEMA)
     repeating = pa.concat_tables(found)
@@ -159,10 +159,10 @@ class Search:
         outcomes.set(known.ids, Reason.WITHDRAWN)
         outcomes.set(self.stored_ids.moved_among(known.ids), Reason.MADE_DUE)
         is_held = pc.greater_equal(named.earlier.column("until_ms"), self.span.handed_over_below_ms)
-        # Messages that become due at once, and messages that repeat, must be found in their places.
+        # Undecided messages, and messages that repeat, must be found in their places.
         if not self.may_repeat:
             held = named.earlier.filter(is_held)
-            outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=delivering_ids(requests))))))
+            outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=undecided_ids(requests))))))
 
         def wanted(but: Ids = NO_IDS) -> Ids:
             # If an input topic was created again, a message may have the id of an older, cancelled one.
