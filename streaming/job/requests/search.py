@@ -7,7 +7,7 @@ overflow groups, and for sealed messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
@@ -24,21 +23,16 @@ from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
 from state.cancel import MessageId, delivering_ids, own_ids, undecided_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
-from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
+from state.kinds import repeats
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, NO_IDS, Ids, among, each_of, ids_in, ids_of, table_from, united, without
+from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
 from state.reasons import Reason
-from state.repeats.occurrences import NO_PREDECESSORS, Predecessor, waiting_in
-from state.repeats.schedule import Schedule
+from state.repeats.occurrences import NO_PREDECESSORS, Predecessor
+from streaming.job.requests.chunk_reading import found_in, repeating_in, still_there
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.stored_ids import StoredIds
-
-# A message in a chunk: its id, the bucket of the chunk, and its due time (epoch ms). A message that repeats also has
-# the number and the instant (epoch ms) of the occurrence, and the schedule. Others have nulls there.
-_OCCURRENCE = pa.schema([("number", pa.int64()), ("at_ms", pa.int64()), ("schedule", pa.binary())])
-_FOUND_SCHEMA = pa.schema([*ID_SCHEMA, ("bucket", pa.int64()), ("deliver_at_ms", pa.int64()), *_OCCURRENCE])
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
@@ -83,8 +77,11 @@ def read_requests(rows: Iterable[Row]) -> BatchRequests:
 class Waiting(NamedTuple):
     """Messages that wait in the table at `version`, with the place of each (`LOCATED_SCHEMA`).
 
-    Messages due before `from_ms` (epoch ms) no longer wait, except in the bucket `overdue_bucket`, if there is one.
-    `repeating` has the waiting occurrences of those that repeat.
+    The columns `from_ms` and `until_ms` of a place are bounds of the due time. They are both the due time itself only
+    if the index could not tell whether the message waits, and its chunk was read.
+
+    Messages due before the field `from_ms` (epoch ms) no longer wait, except in the bucket `overdue_bucket`, if there
+    is one. `repeating` has the waiting occurrences of those that repeat.
     """
 
     places: pa.Table
@@ -204,12 +201,12 @@ class Search:
         looked_at = pa.concat_tables([certain.filter(pc.field("repeats")), doubtful])
         if not looked_at.num_rows:
             return found._replace(places=certain)
-        there = _found_in(self.store.chunks_at(looked_at, found.version), ids_in(looked_at))
+        there = found_in(self.store.chunks_at(looked_at, found.version), ids_in(looked_at))
         first_ms = pa.array([found.first_ms(each) for each in there.column("bucket").to_pylist()], pa.int64())
         there = there.filter(pc.greater_equal(there.column("deliver_at_ms"), first_ms))
         # Certain places keep their bounds, so that a replay decides the same although it may read other chunks.
-        places = pa.concat_tables([certain, _still_there(doubtful, there)])
-        return found._replace(places=places, repeating=_repeating_in(there))
+        places = pa.concat_tables([certain, still_there(doubtful, there)])
+        return found._replace(places=places, repeating=repeating_in(there))
 
     def _passed_by(self, ids: Ids) -> pa.Table:
         """Return the messages among `ids` that this batch seals or stages from overflow groups (`CANCELLED_SCHEMA`).
@@ -220,8 +217,8 @@ class Search:
         groups = Counter(row["shard"] for row in self.rows if row["kind"] == KEPT)
         if not ids or max(groups.values(), default=0) < 2:
             return CANCELLED_SCHEMA.empty_table()
-        found = _found_in(self.shard_output.where(f"kind IN ('{SEALED}', '{DUE}')"), ids)
-        self._know(_repeating_in(found))
+        found = found_in(self.shard_output.where(f"kind IN ('{SEALED}', '{DUE}')"), ids)
+        self._know(repeating_in(found))
         due = found.column("deliver_at_ms")
         return pa.table([*(found.column(name) for name in ID), due, due], schema=CANCELLED_SCHEMA)
 
@@ -235,60 +232,3 @@ class Search:
             return found
         stays = without(ids_of(self.numbers), ids_in(requests.filter(pa.array(~delivers))))
         return found.filter(pa.array(~among(found, stays)))
-
-
-def _repeating_in(found: pa.Table) -> dict[MessageId, Predecessor]:
-    """Return the waiting occurrence of each message that repeats among `found` (`_FOUND_SCHEMA`)."""
-    repeating = found.filter(pc.is_valid(found.column("number")))
-    columns = (repeating.column(name).to_pylist() for name in (*ID, *_OCCURRENCE.names))
-    # The last occurrence waits.
-    rows = sorted(zip(*columns, strict=True))
-    return {row[:3]: Predecessor(row[3], row[4], Schedule.from_bytes(row[5]).rule) for row in rows}
-
-
-def _still_there(doubtful: pa.Table, there: pa.Table) -> pa.Table:
-    """Return the `doubtful` places with a waiting message that is `there` (`_FOUND_SCHEMA`).
-
-    The index does not know whether the message is there, or when exactly it is due.
-    """
-    joined = doubtful.join(there, [*ID, "bucket"], join_type="inner", use_threads=False)
-    due = joined.column("deliver_at_ms")
-    is_it = pc.and_(pc.less_equal(joined.column("from_ms"), due), pc.less_equal(due, joined.column("until_ms")))
-    exact = joined.append_column("exact_ms", due).filter(is_it)
-    columns = ["exact_ms" if name in ("from_ms", "until_ms") else name for name in LOCATED_SCHEMA.names]
-    places = pa.table([exact.column(name) for name in columns], schema=LOCATED_SCHEMA)
-    # A message and its request may have two places.
-    return places.group_by(LOCATED_SCHEMA.names, use_threads=False).aggregate([])
-
-
-def _found_in(chunks: DataFrame, ids: Ids) -> pa.Table:
-    """Return the messages among `ids` that are in `chunks` (`_FOUND_SCHEMA`), without dead letters and requests.
-
-    Also leaves out messages that a lost batch has made due and a rebuild has left. They will come out, and the answer
-    may already say so.
-    """
-    return chunks.select("bucket", "chunk").mapInArrow(_finding(ids), from_arrow_schema(_FOUND_SCHEMA)).toArrow()
-
-
-def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
-                messages = decode_chunk(chunk.as_py())
-                found = messages.filter(
-                    pa.array(among(messages, ids) & np.isin(kinds_of(messages), (MESSAGE, REPEATING)))
-                )
-                columns = [*(found.column(name) for name in ID), pa.array([bucket] * found.num_rows, pa.int64())]
-                columns += [found.column("deliver_at_ms"), *_occurrences_in(found).columns]
-                yield from pa.table(columns, names=_FOUND_SCHEMA.names).cast(_FOUND_SCHEMA).to_batches()
-
-    return run
-
-
-def _occurrences_in(messages: pa.Table) -> pa.Table:
-    """Return a row of `_OCCURRENCE` for each of `messages`."""
-    repeating = repeats(messages)
-    waiting = waiting_in(messages.filter(pa.array(repeating)))
-    own = ((each.occurrence.number, each.occurrence.at_ms, each.schedule.to_bytes()) for each in waiting)
-    rows: list[tuple[object, ...]] = [next(own) if each else (None,) * 3 for each in repeating.tolist()]
-    return table_from(rows, _OCCURRENCE)
