@@ -73,12 +73,13 @@ def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined
 
     if combined:
         raise UsageError("--ready-log excludes --skip and --report")
-    repaired = repair_ready_log(settings_of(config, overrides))
-    for shard in repaired:
+    is_readable = True
+    for shard in repair_ready_log(settings_of(config, overrides)):
+        is_readable = False
         typer.echo(f"shard {shard.shard}: {shard.reason}")
         twice = "" if shard.had_position else ", some perhaps a second time"
         typer.echo(f"shard {shard.shard}: {_loss(shard)}; {shard.left} are left and will be released{twice}")
-    if not repaired:
+    if is_readable:
         typer.echo("the ready log and the near log are readable in all shards")
 
 

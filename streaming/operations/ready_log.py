@@ -58,8 +58,10 @@ class RepairedShard:
     had_position: bool
 
 
-def repair_ready_log(settings: Settings) -> list[RepairedShard]:
-    """Set the position of each shard of which a log lost records to what is there. Return these shards.
+def repair_ready_log(settings: Settings) -> Iterator[RepairedShard]:
+    """Set the position of each shard of which a log lost records to what is there. Yield each shard before that.
+
+    The next repair finds nothing wrong in the shard, and knows no loss. So the caller prints each at once.
 
     Raises ApplicationHeld while the job runs, TopicMissing, TopicMismatch, BrokerUnreachable, DeliveryFailed.
     """
@@ -67,7 +69,7 @@ def repair_ready_log(settings: Settings) -> list[RepairedShard]:
     options = librdkafka_options(settings.kafka)
     with closing(HeldLease(settings, "repair")):
         try:
-            return list(_repaired(settings, options))
+            yield from _repaired(settings, options)
         except KafkaException as problem:
             raise DeliveryFailed(f"could not set the positions: {problem}. Run the command again") from problem
 
@@ -104,9 +106,9 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             marker = read_progress(options, settings.progress_topic, shard)
             released, lost = released_and_lost(0 if marker is None else marker.handed_over, there, counted)
             there = replace(there, released=released, member="repair")
+            yield RepairedShard(shard, _reason(wrong), None if position is None else lost, left, position is not None)
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
-            yield RepairedShard(shard, _reason(wrong), None if position is None else lost, left, position is not None)
 
 
 def _reason(wrong: list[ReadyLogLost]) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from typer.testing import CliRunner
 
+from conf.errors import BrokerUnreachable
+from conf.settings import Settings
 from sinks.internal_topics.position import Position
 from streaming.cli.app import app
 from streaming.operations import ready_log
@@ -41,4 +45,18 @@ def test_a_loss_that_nobody_has_counted_is_not_printed_as_a_number(monkeypatch: 
         "released",
         "shard 2: whether messages are lost is unknown, since the shard had no position; 5 are left and will be "
         "released, some perhaps a second time",
+    ]
+
+
+def test_a_repair_that_is_cut_off_has_printed_the_losses_of_the_shards_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def repaired(settings: Settings) -> Iterator[RepairedShard]:
+        yield RepairedShard(0, "the log ends", 2, 1, had_position=True)
+        raise BrokerUnreachable("no broker answers")
+
+    monkeypatch.setattr(ready_log, "repair_ready_log", repaired)
+    result = CliRunner().invoke(app, ["repair", "--ready-log"])
+    assert (result.exit_code, "error: broker-unreachable: " in result.stderr) == (1, True)
+    assert result.stdout.splitlines() == [
+        "shard 0: the log ends",
+        "shard 0: 2 messages are lost; 1 are left and will be released",
     ]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from conf.errors import BrokerUnreachable
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.internal_topics.position import read_position
+from sinks.internal_topics.position import Position, read_position
 from sinks.ready_log.chunk import chunk_record
-from streaming.operations.ready_log import repair_ready_log
+from sinks.release.log_reader import LogReader
+from streaming.operations import ready_log
+from streaming.operations.ready_log import RepairedShard, repair_ready_log
 from streaming.processes.drain import left_to_release, unreleased_shards
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -77,7 +81,7 @@ def test_records_that_cannot_be_read_are_skipped_by_a_repair_and_all_others_are_
         assert f"{place} is not a chunk of this Delayline version" in repaired.reason
     assert (repaired.shard, repaired.lost, repaired.left, repaired.had_position) == (0, 2, 3, True)
     # A skipped record is lost once.
-    assert repair_ready_log(prepared) == []
+    assert [*repair_ready_log(prepared)] == []
     assert left_to_release(prepared)[0] == 2
     with releasing(prepared):
         assert_eventually(lambda: sorted(released()) == [1, 2, 5, 6], 60)
@@ -103,3 +107,25 @@ def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
     with releasing(prepared):
         assert_eventually(lambda: released() == [2], 60)
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
+
+
+@pytest.mark.takes(8)
+def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_repaired(
+    prepared: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FirstShardOnly(LogReader):
+        def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, at: Position | None) -> None:
+            if shard:
+                raise BrokerUnreachable("no broker answers")
+            super().__init__(settings, options, shard, at)
+
+    for shard in (0, 1):
+        handed_over(1, shard=shard)
+        delete_records(prepared, prepared.ready_topic, shard)
+    told: list[RepairedShard] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(ready_log, "LogReader", FirstShardOnly)
+        with pytest.raises(BrokerUnreachable):
+            for each in repair_ready_log(prepared):
+                told.append(each)
+    assert [each.shard for each in [*told, *repair_ready_log(prepared)]] == [0, 1]

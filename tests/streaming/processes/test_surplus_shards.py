@@ -48,7 +48,7 @@ def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
     # Nothing tells a shard that was never released from one that has lost its position.
     assert [(each.shard, each.lost, each.left) for each in repair_ready_log(prepared)] == [(2, None, 0)]
     assert unreleased_shards(prepared) == [0]
-    assert repair_ready_log(prepared) == []
+    assert [*repair_ready_log(prepared)] == []
     with releasing(prepared) as process:
         assert_eventually(lambda: released() == [2], 60)
         assert process.assigned == {0, 1}
