@@ -49,6 +49,14 @@ class Place(NamedTuple):
         return f"the record of the {self.log} log at offset {self.offset}"
 
 
+class Skipped(NamedTuple):
+    """The records of a log from offset `first` on, below offset `end`, of which none can be read."""
+
+    log: Log
+    first: int
+    end: int
+
+
 def topics_of(settings: Settings) -> dict[Log, str]:
     """Return the topic of each log."""
     return {Log.READY: settings.ready_topic, Log.NEAR: settings.near_topic}
@@ -91,7 +99,7 @@ class Position:
     - `ready`, `near`: how far each log is taken in
     - `below`: the first order key that is not released; None if nothing is
     - `ahead`: the messages released before the clock was set back, while they are more than `below` says
-    - `skipped`: the records in a log at or above its `lowest` that cannot be read, and count as released
+    - `skipped`: the ranges that cannot be read and count as released, if they end above `lowest` of their log
     - `released`: how many messages were released, or taken out since they were cancelled, in all
     - `forwarded`: how many messages were taken in from the near log. No one else counts the messages staged there
     - `member`, `at_ms`, `lateness`: who wrote this and when (epoch ms), only for people to read
@@ -106,7 +114,7 @@ class Position:
     at_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
     ahead: tuple[Ahead, ...] = ()
-    skipped: tuple[Place, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     def of(self, log: Log) -> LogPosition:
         """Return how far `log` is taken in."""
@@ -126,6 +134,10 @@ class Position:
             return None
         passed = [each.below for each in self.ahead if place.offset < each.taken_in(place.log)]
         return max(passed if self.below is None else [*passed, self.below], default=None)
+
+    def skips(self, place: Place) -> bool:
+        """Return whether the record at `place` cannot be read, and counts as released."""
+        return any(each.log is place.log and each.first <= place.offset < each.end for each in self.skipped)
 
     def left_of(self, place: Place, messages: pa.Table) -> pa.Table:
         """Return the `messages` at `place` that are not released. They are in delivery order."""
@@ -148,8 +160,9 @@ class Position:
             else replace(each, near=min(each.near, offset))
             for each in self.ahead
         )
-        skipped = tuple(place for place in self.skipped if place.log is not log or place.offset < offset)
-        return replace(self.with_log(log, own), ahead=tuple(ahead), skipped=skipped)
+        skipped = (each._replace(end=min(each.end, offset)) if each.log is log else each for each in self.skipped)
+        left = tuple(each for each in skipped if each.first < each.end)
+        return replace(self.with_log(log, own), ahead=tuple(ahead), skipped=left)
 
     def moved(self, below: OrderKey | None, released: int, lowest: Mapping[Log, int]) -> Position:
         """Return the position with these values, without the parts of `ahead` and `skipped` that no longer matter."""
@@ -158,7 +171,7 @@ class Position:
             for each in self.ahead
             if any(lowest[log] < each.taken_in(log) for log in Log) and (below is None or below < each.below)
         )
-        skipped = tuple(place for place in self.skipped if place.offset >= lowest[place.log])
+        skipped = tuple(each for each in self.skipped if each.end > lowest[each.log])
         ready, near = (replace(self.of(log), lowest=lowest[log]) for log in (Log.READY, Log.NEAR))
         return replace(
             self, ready=ready, near=near, below=below, released=released, ahead=tuple(ahead), skipped=skipped

@@ -132,7 +132,7 @@ class LogReader:
             self.ends[place.log] = place.offset + 1
             if not is_chunk(headers, payload):
                 foreign.append(place)
-            elif place not in self.position.skipped:
+            elif not self.position.skips(place):
                 yield from self._chunk(place, headers, payload)
         if foreign:
             log.warning(

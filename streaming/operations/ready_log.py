@@ -6,9 +6,10 @@ That is the ready log, or the near log. A record that cannot be read is lost too
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -17,7 +18,7 @@ from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
+from sinks.internal_topics.position import Log, LogPosition, Place, Position, Skipped, topics_of
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.release.known_topics import Topics
@@ -91,17 +92,15 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             # 2. Try to read.
             wrong: list[ReadyLogLost] = []
             try:
-                with LogReader(settings, options, shard, position) as reader:
-                    there = reader.position
+                there, damaged = _read_through(settings, options, shard, position)
             except ReadyLogLost as problem:
                 wrong.append(problem)
                 there = _there(settings, options, shard, position or Position())
-            damaged = _damaged(settings, options, shard, there)
+                there, damaged = _read_through(settings, options, shard, there)
             wrong += damaged.values()
             if not wrong:
                 continue
             # 3. Count and write.
-            there = replace(there, skipped=(*there.skipped, *damaged))
             left, counted = _left(settings, options, shard, there)
             marker = read_progress(options, settings.progress_topic, shard)
             released, lost = released_and_lost(0 if marker is None else marker.handed_over, there, counted)
@@ -143,16 +142,29 @@ def _there(settings: Settings, options: Mapping[str, str], shard: int, position:
     return position
 
 
-def _damaged(
-    settings: Settings, options: Mapping[str, str], shard: int, position: Position
-) -> dict[Place, ReadyLogLost]:
-    """Return the chunks from `position` on that cannot be read, and why."""
+def _read_through(
+    settings: Settings, options: Mapping[str, str], shard: int, position: Position | None
+) -> tuple[Position, dict[Place, ReadyLogLost]]:
+    """Read both logs from `position` to their ends.
+
+    Returns the position that skips the chunks that cannot be read, and why each of them cannot. Raises ReadyLogLost if
+    records are missing.
+    """
     damaged: dict[Place, ReadyLogLost] = {}
     with LogReader(settings, options, shard, position) as reader:
         reader.damaged = damaged
-        for _ in reader.read_to_end():
-            pass
-    return damaged
+        readable = [place for place, _, _ in reader.read_to_end()]
+        there = reader.position
+    return replace(there, skipped=(*there.skipped, *skipped_ranges(damaged, readable))), damaged
+
+
+def skipped_ranges(damaged: Iterable[Place], readable: Iterable[Place]) -> Iterator[Skipped]:
+    """Yield the ranges of each log that have chunks among `damaged`, and no chunk among `readable`."""
+    places = sorted([*((place, True) for place in damaged), *((place, False) for place in readable)])
+    for (name, is_damaged), own in groupby(places, key=lambda each: (each[0].log, each[1])):
+        if is_damaged:
+            offsets = [place.offset for place, _ in own]
+            yield Skipped(name, offsets[0], offsets[-1] + 1)
 
 
 def _left(settings: Settings, options: Mapping[str, str], shard: int, position: Position) -> tuple[int, int]:

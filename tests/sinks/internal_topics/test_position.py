@@ -20,6 +20,7 @@ from sinks.internal_topics.position import (
     LogPosition,
     Place,
     Position,
+    Skipped,
     position_key,
     read_position,
 )
@@ -37,7 +38,7 @@ _POSITIONS = st.builds(
     Position, _LOGS, _LOGS, _KEYS, _NUMBER, _NUMBER, _TEXT, _NUMBER,
     st.builds(Lateness, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
     st.lists(st.builds(Ahead, _NUMBER, _NUMBER, _KEY), max_size=2).map(tuple),
-    st.lists(st.builds(Place, st.sampled_from(Log), _NUMBER), max_size=2).map(tuple),
+    st.lists(st.builds(Skipped, st.sampled_from(Log), _NUMBER, _NUMBER), max_size=2).map(tuple),
 )  # fmt: skip
 _POSITION = Position(
     LogPosition("id", 12, 10), LogPosition("other", 112, 110), OrderKey(7, "in", 0, 3),
@@ -83,9 +84,13 @@ def test_after_the_clock_was_set_back_new_messages_may_be_due_before_released_on
     assert Position().set_back() == Position()
 
 
-def test_a_skipped_record_is_forgotten_when_reading_begins_behind_it() -> None:
-    skipped = Place(Log.READY, 11), Place(Log.NEAR, 110)
+def test_skipped_records_are_forgotten_when_reading_begins_behind_them() -> None:
+    skipped = Skipped(Log.READY, 10, 12), Skipped(Log.NEAR, 110, 111)
     position = replace(_POSITION, skipped=skipped)
+    places = [Place(log, offset) for log in Log for offset in (9, 10, 11, 12, 109, 110, 111)]
+    assert [place for place in places if position.skips(place)] == [
+        Place(Log.READY, 10), Place(Log.READY, 11), Place(Log.NEAR, 110)
+    ]  # fmt: skip
     assert position.moved(None, 91, _lowest(10)).skipped == skipped
     assert position.moved(None, 91, _lowest(11)).skipped == skipped[:1]
     assert position.moved(None, 91, _lowest(12)).skipped == ()
@@ -95,10 +100,10 @@ def test_a_skipped_record_is_forgotten_when_reading_begins_behind_it() -> None:
 def test_offsets_used_again_after_a_log_lost_its_end_do_not_count_as_released(log: Log) -> None:
     (other,) = set(Log) - {log}
     before = _POSITION.taken_in_to(log, 100).taken_in_to(other, 100).set_back()
-    before = replace(before, skipped=(Place(log, 89), Place(log, 90), Place(other, 90)))
+    before = replace(before, skipped=(Skipped(log, 85, 95), Skipped(log, 90, 91), Skipped(other, 85, 95)))
     own = LogPosition("new", taken_in=90, lowest=80)
     ended = before.ending_at(log, own)
-    assert ended.skipped == (Place(log, 89), Place(other, 90))
+    assert ended.skipped == (Skipped(log, 85, 90), Skipped(other, 85, 95))
     assert (ended.of(log), ended.of(other)) == (own, before.of(other))
     taken_in = ended.taken_in_to(log, 95)
     assert [taken_in.below_at(Place(log, offset)) for offset in (89, 90)] == [_POSITION.below, None]

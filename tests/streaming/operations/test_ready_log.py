@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from conf.errors import BrokerUnreachable
 from conf.settings import Settings
-from sinks.internal_topics.position import Position
+from sinks.internal_topics.position import Log, Place, Position, Skipped
 from streaming.cli.app import app
 from streaming.operations import ready_log
-from streaming.operations.ready_log import RepairedShard, released_and_lost
+from streaming.operations.ready_log import RepairedShard, released_and_lost, skipped_ranges
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,23 @@ def test_what_is_neither_in_the_logs_nor_released_is_lost(
     handed_over: int, counted: int, expected: tuple[int, int | None]
 ) -> None:
     assert released_and_lost(handed_over, Position(released=5, forwarded=3), counted) == expected
+
+
+def test_records_that_cannot_be_read_are_skipped_as_ranges_without_any_that_can() -> None:
+    # The offsets in between are ends of transactions, or records that hold no messages.
+    damaged = [Place(Log.READY, offset) for offset in (3, 5, 9)] + [Place(Log.NEAR, 4)]
+    readable = [Place(Log.READY, offset) for offset in (1, 7, 11)] + [Place(Log.NEAR, 8)]
+    assert [*skipped_ranges(damaged, readable)] == [
+        Skipped(Log.NEAR, 4, 5), Skipped(Log.READY, 3, 6), Skipped(Log.READY, 9, 10)
+    ]  # fmt: skip
+
+
+def test_the_position_after_a_large_damage_is_small() -> None:
+    damaged = [Place(log, offset) for log in Log for offset in range(0, 100_000, 2)]
+    position = Position(skipped=tuple(skipped_ranges(damaged, [Place(Log.READY, 30_001)])))
+    assert all(map(position.skips, damaged))
+    assert not position.skips(Place(Log.READY, 30_001))
+    assert len(position.to_bytes()) < 1_000
 
 
 def test_a_loss_that_nobody_has_counted_is_not_printed_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
