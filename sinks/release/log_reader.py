@@ -42,8 +42,9 @@ _MOST_QUESTIONS = 20
 # A larger gap is not read through, but sought across.
 _GAP = 50
 _REMEDY = (
-    "Staged messages that are not released yet are lost there, unless you restore the topic. `delayline "
-    "repair --ready-log` skips the missing records, and prints how many are lost"
+    "Staged messages that are not released yet are lost there, unless you restore the brokers' own data. A topic that "
+    "is filled from a copy is another topic. `delayline repair --ready-log` skips the missing records, and prints how "
+    "many are lost"
 )
 _NO_POSITION_REMEDY = (
     "The position topic was lost, or staged messages. `delayline repair --ready-log` sets a position, after which some "

@@ -79,6 +79,11 @@ def _repair_ready_log(config: Path | None, overrides: list[str] | None, combined
         typer.echo(f"shard {shard.shard}: {shard.reason}")
         twice = "" if shard.had_position else ", some perhaps a second time"
         typer.echo(f"shard {shard.shard}: {_loss(shard)}; {shard.left} are left and will be released{twice}")
+        for topic in shard.refilled:
+            typer.echo(
+                f"shard {shard.shard}: {topic} is another topic than before. If it was filled from a copy, messages "
+                "that were delivered before come a second time"
+            )
     if is_readable:
         typer.echo("the ready log and the near log are readable in all shards")
 

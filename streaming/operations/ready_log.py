@@ -50,6 +50,7 @@ class RepairedShard:
       the progress topic has lost the count of the staged messages
     - `left`: how many of them are still there, and will be released
     - `had_position`: whether the position topic had a position of the shard
+    - `refilled`: the topics that have messages and are not the topics that were released before
     """
 
     shard: int
@@ -57,6 +58,7 @@ class RepairedShard:
     lost: int | None
     left: int
     had_position: bool
+    refilled: tuple[str, ...] = ()
 
 
 def repair_ready_log(settings: Settings) -> Iterator[RepairedShard]:
@@ -92,11 +94,11 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             # 2. Try to read.
             wrong: list[ReadyLogLost] = []
             try:
-                there, damaged = _read_through(settings, options, shard, position)
+                there, damaged, readable = _read_through(settings, options, shard, position)
             except ReadyLogLost as problem:
                 wrong.append(problem)
                 there = _there(settings, options, shard, position or Position())
-                there, damaged = _read_through(settings, options, shard, there)
+                there, damaged, readable = _read_through(settings, options, shard, there)
             wrong += damaged.values()
             if not wrong:
                 continue
@@ -105,7 +107,16 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             marker = read_progress(options, settings.progress_topic, shard)
             released, lost = released_and_lost(0 if marker is None else marker.handed_over, there, counted)
             there = replace(there, released=released, member="repair")
-            yield RepairedShard(shard, _reason(wrong), None if position is None else lost, left, position is not None)
+            known = position or there
+            refilled = {name for name, _ in readable if known.of(name).topic_id != there.of(name).topic_id}
+            yield RepairedShard(
+                shard,
+                _reason(wrong),
+                None if position is None else lost,
+                left,
+                position is not None,
+                tuple(topics_of(settings)[name] for name in sorted(refilled)),
+            )
             ring.write(Planned(empty_messages(), there, 0), there, None)
             ring.wait_all()
 
@@ -144,18 +155,18 @@ def _there(settings: Settings, options: Mapping[str, str], shard: int, position:
 
 def _read_through(
     settings: Settings, options: Mapping[str, str], shard: int, position: Position | None
-) -> tuple[Position, dict[Place, ReadyLogLost]]:
+) -> tuple[Position, dict[Place, ReadyLogLost], list[Place]]:
     """Read both logs from `position` to their ends.
 
-    Returns the position that skips the chunks that cannot be read, and why each of them cannot. Raises ReadyLogLost if
-    records are missing.
+    Returns the position that skips the chunks that cannot be read, why each of them cannot, and the other chunks.
+    Raises ReadyLogLost if records are missing.
     """
     damaged: dict[Place, ReadyLogLost] = {}
     with LogReader(settings, options, shard, position) as reader:
         reader.damaged = damaged
         readable = [place for place, _, _ in reader.read_to_end()]
         there = reader.position
-    return replace(there, skipped=(*there.skipped, *skipped_ranges(damaged, readable))), damaged
+    return replace(there, skipped=(*there.skipped, *skipped_ranges(damaged, readable))), damaged, readable
 
 
 def skipped_ranges(damaged: Iterable[Place], readable: Iterable[Place]) -> Iterator[Skipped]:

@@ -53,15 +53,22 @@ def test_a_loss_that_nobody_has_counted_is_not_printed_as_a_number(monkeypatch: 
         RepairedShard(0, "the log ends", 2, 1, had_position=True),
         RepairedShard(1, "the log ends", None, 4, had_position=True),
         RepairedShard(2, "the log begins", None, 5, had_position=False),
+        RepairedShard(3, "another log", 6, 7, had_position=True, refilled=("near", "ready")),
     ]
     monkeypatch.setattr(ready_log, "repair_ready_log", lambda settings: repaired)
     lines = CliRunner().invoke(app, ["repair", "--ready-log"]).stdout.splitlines()
-    assert lines[1::2] == [
+    assert lines[1:8:2] == [
         "shard 0: 2 messages are lost; 1 are left and will be released",
         "shard 1: an unknown number of messages is lost, since the progress topic was lost too; 4 are left and will be "
         "released",
         "shard 2: whether messages are lost is unknown, since the shard had no position; 5 are left and will be "
         "released, some perhaps a second time",
+        "shard 3: 6 messages are lost; 7 are left and will be released",
+    ]
+    assert lines[8:] == [
+        f"shard 3: {topic} is another topic than before. If it was filled from a copy, messages that were delivered "
+        "before come a second time"
+        for topic in ("near", "ready")
     ]
 
 

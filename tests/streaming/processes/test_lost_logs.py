@@ -12,9 +12,10 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.internal_topics.position import Position, read_position
+from sinks.internal_topics.position import LogPosition, Position, position_key, read_position
 from sinks.ready_log.chunk import chunk_record
 from sinks.release.log_reader import LogReader
+from state.order import OrderKey
 from streaming.operations import ready_log
 from streaming.operations.ready_log import RepairedShard, repair_ready_log
 from streaming.processes.drain import left_to_release, unreleased_shards
@@ -130,3 +131,21 @@ def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_re
             for each in repair_ready_log(prepared):
                 told.append(each)
     assert [each.shard for each in [*told, *repair_ready_log(prepared)]] == [0, 1]
+
+
+@pytest.mark.takes(8)
+def test_a_repair_names_a_topic_that_was_created_again_and_filled_of_which_all_is_released(
+    prepared: Settings, handed_over: HandOver, released: Released
+) -> None:
+    handed_over(1)
+    handed_over(2)
+    before = LogPosition("the-topic-before", taken_in=3, lowest=2)
+    producer = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers})
+    position = Position(before, before, OrderKey(5, "in", 0, 0), released=1)
+    producer.produce(prepared.position_topic, position.to_bytes(), position_key(0), 0)
+    assert producer.flush(30) == 0
+    (repaired,) = repair_ready_log(prepared)
+    # The near topic is empty.
+    assert (repaired.left, repaired.refilled) == (2, (prepared.ready_topic,))
+    with releasing(prepared):
+        assert_eventually(lambda: released() == [1, 2], 60)
