@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Producer
@@ -31,6 +32,7 @@ _NO_TIMESTAMP = -1
 _FLUSH_PIECE_S = 0.1
 # The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
 _SLOW_S = 5.0
+_ABORT_S = 5.0
 # Errors of records that failed because of another record, or with the transaction.
 _CONSEQUENCES = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
@@ -134,7 +136,8 @@ class LogProducer:
         """Write `records` in one transaction, and commit it.
 
         Raises TopicMissing, TopicMismatch or RightMissing for a topic that is gone, has too few partitions or may not
-        be written to; ProducerFenced, now and each time after; KafkaException for other errors.
+        be written to; ProducerFenced, now and each time after; KafkaException for other errors; and what
+        `before_commit` raises, after which nothing is committed and the transaction is ended.
         """
         if self.is_fenced:
             raise ProducerFenced
@@ -156,6 +159,11 @@ class LogProducer:
                     f"the job cannot write to {problem.args[0].str()}. Give the topic one partition for each "
                     "shard, and start the job again. Nothing is lost"
                 ) from problem
+            raise
+        except BaseException:
+            # Only the next producer with this id ends it otherwise. Until then it hides later records of others.
+            with suppress(KafkaException):
+                self._producer.abort_transaction(_ABORT_S)
             raise
 
     def close(self) -> None:
