@@ -21,6 +21,8 @@ _BACKOFF_MS = 100
 # The client varies the backoff by a fifth.
 _SOONEST = 0.8
 
+SLOW_COMMITS_REMEDY = "If commits always take more than 80 ms on this cluster, raise kafka.retry.backoff.ms"
+
 
 def repeat_backoff(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options by which a client with `options` repeats a request later than nearly all commits take."""

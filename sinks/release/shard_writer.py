@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable
 from conf.kafka.error_codes import FENCED
+from conf.kafka.repeated_commit import SLOW_COMMITS_REMEDY
 from sinks.group.parts import PartTaken
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
@@ -246,11 +247,9 @@ class ShardWriter:
         if time.monotonic() > self._renewed_s + _WARN_EVERY_S:
             self._renewed_s = time.monotonic()
             log.warning(
-                "shard %d: opening new producers, because several commits were slow and may have been sent "
-                "twice. If commits always take more than 80 ms on this cluster, raise "
-                "kafka.retry.backoff.ms",
-                self._shard,
-            )
+                "shard %d: opening new producers, because several commits were slow and may have been sent twice. %s",
+                self._shard, SLOW_COMMITS_REMEDY,
+            )  # fmt: skip
         self._reopen()
 
     def _reopen(self) -> None:

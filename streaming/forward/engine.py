@@ -22,6 +22,7 @@ from conf.errors import BrokerUnreachable, ClockAhead
 from conf.failpoints import failpoint
 from conf.instants import instant
 from conf.kafka.error_codes import FENCED_ONCE
+from conf.kafka.repeated_commit import SLOW_COMMITS_REMEDY
 from conf.settings import Settings
 from sinks.group.parts import PartThread
 from sinks.internal_topics.broker_retry import BrokerRetry
@@ -49,6 +50,8 @@ _IDLE_S = 0.5
 _PACE_S = 0.02
 # So long after a topic is created again, brokers may still tell the id of the one before.
 _LEARN_S = 2.0
+# After so many slow commits in a row there is a warning, but not more often than that.
+_MANY_SLOW, _WARN_EVERY_S = 5, 60.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class LaneForwarder(PartThread):
         self._taken_ms = 0
         # When records were taken last, by the monotonic clock.
         self._took_s = 0.0
+        # How many commits in a row were slow, and when that was logged last, by the monotonic clock.
+        self._slow, self._warned_s = 0, -_WARN_EVERY_S
 
     @property
     def is_idle(self) -> bool:
@@ -249,6 +254,14 @@ class LaneForwarder(PartThread):
         lane.claimed(claim)
         self._taken, self._taken_ms = [], 0
         self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
+        self._slow = self._slow + 1 if writer.is_spent else 0
+        if self._slow >= _MANY_SLOW and time.monotonic() > self._warned_s + _WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            log.warning(
+                "lane %d: opening the lane again after each claim, because the commits are slow and may have been sent "
+                "twice. Messages are late by that time. %s",
+                self.lane, SLOW_COMMITS_REMEDY,
+            )  # fmt: skip
 
     def _check_clock(self, clock_ms: int, stamp_ms: int) -> None:
         """Raise ClockAhead if this host showed `clock_ms` before the broker stamped a record by `stamp_ms`, far less.

@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -22,6 +23,7 @@ from state.claims import JOB
 from state.lanes import lane_of
 from state.order import ORDER
 from state.shards import shard_of
+from streaming.forward import engine
 from streaming.forward.lane import MOST_BEHIND
 from streaming.forward.process import ForwardProcess
 from tests.eventually import assert_eventually
@@ -131,6 +133,35 @@ def test_a_lane_that_the_job_has_taken_is_claimed_by_the_next_forwarder_before_a
     with bench.forwarder():
         assert_eventually(lambda: all(own[-1].owner == "north" for own in bench.claims().values()))
     assert all(later.follows(earlier) for own in bench.claims().values() for earlier, later in pairwise(own))
+
+
+def test_a_forwarder_with_slow_commits_says_so_and_takes_each_record_once(
+    bench: ForwardBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class SlowWriter(LaneWriter):
+        has_written = False
+
+        @property
+        def is_spent(self) -> bool:
+            return self.has_written
+
+        def write(self, *args: Any, **kwargs: Any) -> None:
+            super().write(*args, **kwargs)
+            self.has_written = True
+
+    def warnings() -> list[str]:
+        return [text for record in caplog.records if "commits are slow" in (text := record.getMessage())]
+
+    monkeypatch.setattr(engine, "LaneWriter", SlowWriter)
+    bench.open_lanes()
+    with bench.forwarder():
+        for count in range(1, 8):
+            bench.publish(1)
+            assert_eventually(lambda: bench.decided(p0=count))  # noqa: B023
+            assert count > 3 or warnings() == []
+    (warning,) = warnings()
+    assert "raise kafka.retry.backoff.ms" in warning
+    assert bench.forwarded() == ids(bench.input, {0: range(7)})
 
 
 def test_two_members_share_the_lanes_and_each_gets_what_the_other_leaves(bench: ForwardBench) -> None:
