@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import BrokerUnreachable, DeliveryFailed
+from conf.errors import BrokerUnreachable, DeliveryFailed, TopicMismatch
 from conf.kafka.error_codes import is_outage
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerFenced
 from sinks.internal_topics.newest_record import newest_value
 from sinks.internal_topics.transactional_ids import transactional_id
+from sinks.topics.record_protection import READY_MAX_BYTES
 from state.claims import Terms
 from state.lanes import TERMS_PARTITION
 
@@ -44,16 +45,21 @@ def write_terms(settings: Settings, terms: Terms, check_lease: Callable[[], None
     """Write the terms, and return when everyone who reads the newest ones finds these.
 
     `check_lease` raises if this process does not hold the lease any more: only its holder writes terms. Raises
-    DeliveryFailed, BrokerUnreachable, TopicMissing, TopicMismatch, RightMissing.
+    DeliveryFailed, BrokerUnreachable, TopicMissing, RightMissing; TopicMismatch also if the topic has no room for them.
     """
-    topic, producer = settings.claims_topic, _producer(settings)
+    topic, producer, value = settings.claims_topic, _producer(settings), terms.to_bytes()
     try:
         producer.open()
         # Only now: this process may have hung until here. Who takes the lease after this check writes terms too, and
         # fences this producer.
         check_lease()
-        producer.write([LogRecord(topic, TERMS_PARTITION, terms.to_bytes())])
+        producer.write([LogRecord(topic, TERMS_PARTITION, value)])
     except (KafkaException, ProducerFenced) as problem:
+        if isinstance(problem, KafkaException) and problem.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            raise TopicMismatch(
+                f"max.message.bytes of topic {topic} is too small for the terms of forwarders ({len(value)} bytes). "
+                f"They name each output topic. Set it to {READY_MAX_BYTES} (kafka-configs.sh --alter)"
+            ) from problem
         raise failure_of(problem, f"could not write the terms of forwarders to {topic}") from problem
     finally:
         producer.close()

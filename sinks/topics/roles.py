@@ -86,8 +86,8 @@ def form_of(settings: Settings, role: Role, partitions: int, replication: int) -
         configs = _KEPT | {"max.message.bytes": str(READY_MAX_BYTES)}
         return form | {"num_partitions": settings.bucket.shards, "configs": configs}
     if role == "claims":
-        # The stamps say since when something is claimed, for people and for the judge.
-        configs = _KEPT | BROKER_STAMPS
+        # The stamps say since when something is claimed, for people and for the judge. Terms name each output topic.
+        configs = _KEPT | BROKER_STAMPS | {"max.message.bytes": str(READY_MAX_BYTES)}
         return form | {"num_partitions": partitions_of(role, settings.bucket.shards), "configs": configs}
     if role == "input":
         return form | {"configs": INPUT_PROTECTION}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conf.errors import ApplicationHeld, DeliveryFailed
+from conf.errors import ApplicationHeld, DeliveryFailed, TopicMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.lanes import opening
@@ -21,6 +21,7 @@ from state.checkpoint.batch_settings import batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.claims import Claim, Terms
 from state.lanes import lane_of
+from tests.conftest import Configure
 from tests.sinks.lanes.conftest import IDS, Open, claim
 
 _HERE = lane_of("in", 0, 2)
@@ -81,6 +82,18 @@ def test_the_newest_terms_count(settings: Settings, terms: Terms) -> None:
     for lanes in (2, 0, 1):
         write_terms(settings, replace(terms, lanes=lanes), holds)
         assert newest_terms(settings) == replace(terms, lanes=lanes)
+
+
+def test_terms_of_very_many_output_topics_are_written_if_the_topic_has_room(
+    settings: Settings, terms: Terms, configure: Configure
+) -> None:
+    partitions = {f"an-output-topic-with-a-long-name-{number:05}": 12 for number in range(30_000)}
+    large = replace(terms, settings=replace(terms.settings, partitions=partitions))
+    write_terms(settings, large, holds)
+    assert newest_terms(settings) == large
+    configure(settings.claims_topic, **{"max.message.bytes": "1048588"})
+    with pytest.raises(TopicMismatch, match=rf"max.message.bytes of topic {settings.claims_topic} .*Set it to 1"):
+        write_terms(settings, large, holds)
 
 
 def test_without_the_lease_nothing_is_written_and_nobody_fenced(
