@@ -17,9 +17,9 @@ def rescale(
 ) -> None:
     """Move a stopped job to another number of shards. Nothing is lost or delivered twice.
 
-    Finishes an interrupted batch, if there is one, releases staged messages (up to clock.horizon), seals all messages
-    of the checkpoint, and replaces the checkpoint with a new one. If the command is interrupted, run it again.
-    Afterwards set bucket.shards and start the job. See docs/operate/rescale.md.
+    Finishes an interrupted batch, if there is one, releases staged messages (up to clock.horizon, or longer with a
+    limited rate), seals all messages of the checkpoint, and replaces the checkpoint with a new one. If the command is
+    interrupted, run it again. Afterwards set bucket.shards and start the job. See docs/operate/rescale.md.
     """
     from streaming.operations.rescale import rescale as rescale_job
 
@@ -38,9 +38,9 @@ def rebuild(
 ) -> None:
     """Make a new checkpoint for a stopped job that lost its own, from the table, the input and the internal topics.
 
-    First releases staged messages (up to clock.horizon). Nothing is delivered twice. No message is lost that is still
-    in the table or in the input topics. The settings must be those under which the messages were accepted. See
-    docs/operate/rebuild.md for the conditions.
+    First releases staged messages (up to clock.horizon, or longer with a limited rate). Nothing is delivered twice. No
+    message is lost that is still in the table or in the input topics. The settings must be those under which the
+    messages were accepted. See docs/operate/rebuild.md for the conditions.
     """
     from streaming.operations.rebuild import rebuild as rebuild_checkpoint
 

@@ -61,10 +61,10 @@ def left_to_release(settings: Settings) -> dict[int, int]:
 
 
 def drain(settings: Settings, pauses: Pauses = USUAL_PAUSES) -> None:
-    """Release all staged messages. Returns when the last one is due, after up to `clock.horizon`.
+    """Release all staged messages. Returns when the last one is released.
 
-    Other release processes of the application may take part. Raises BrokerUnreachable, TopicMissing,
-    CheckpointMismatch, and the errors of release processes.
+    That takes up to `clock.horizon`, or longer with a limited rate. Other release processes of the application may take
+    part. Raises BrokerUnreachable, TopicMissing, CheckpointMismatch, and the errors of release processes.
     """
     if not unreleased_shards(settings):
         return
