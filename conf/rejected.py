@@ -167,6 +167,6 @@ class TopicUnknown(Rejected):
 
 
 class TopicClosed(Rejected):
-    """The output topic was deleted, forbidden, made `topics.results`, or lost the message's partition meanwhile."""
+    """The output topic was deleted, forbidden, made an input or results topic, or lost the message's partition."""
 
     code = "topic-closed"

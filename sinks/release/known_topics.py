@@ -50,7 +50,9 @@ class Topics:
         """
         self._most_refusals = most_refusals
         self._options = options
-        self._dead_letter, self._results = settings.topics.dead_letter, settings.results_topic
+        self._dead_letter = settings.topics.dead_letter
+        self._reserved = dict.fromkeys(settings.topics.input, "an input topic (topics.input)")
+        self._reserved[settings.results_topic] = "the topic of answers (topics.results)"
         self._expiry = Expiry.of(settings)
         self._position_topic, self._ready_topic = settings.position_topic, settings.ready_topic
         self._recalled_topic = settings.recalled_topic
@@ -79,7 +81,7 @@ class Topics:
             self.refused,
             self._expiry,
             now_ms(),
-            self._results,
+            self._reserved,
             self._stamped_by_due,
             self.closed.now,
         )

@@ -42,8 +42,8 @@ class RecordCheck:
     """The knowledge with which a transaction is written: the limits of the topics, and their earlier refusals.
 
     Overdue records for the topics `stamped_by_due` must not have the present time as their timestamp. The `closed`
-    topics take no records, or not in each partition. The topic `results` takes only answers: its readers would take a
-    message for an answer.
+    topics take no records, or not in each partition. The topics `reserved` take no messages, since their readers would
+    take them for answers, or delay them again. Their values say what they have become.
     The producer makes batches of up to `batch_bytes`, for any topic. A topic that takes less is called small.
     A client that `compresses` may bring a record below a limit that its uncompressed size exceeds. Only the broker can
     decide that, so such a record is tried.
@@ -59,7 +59,7 @@ class RecordCheck:
     expiry: Expiry
     # The clock by which messages expire, epoch ms: the same for a whole transaction.
     clock_ms: int
-    results: str
+    reserved: Mapping[str, str]
     stamped_by_due: Collection[str] = ()
     closed: Mapping[str, Closed] = field(default_factory=dict)
 
@@ -68,7 +68,9 @@ class RecordCheck:
 
         Mostly it cannot, and a look at each column would take as long as to make the records.
         """
-        if self.refused or self.closed or self.stamped_by_due or self.expiry.exists or self.results in topics:
+        if self.refused or self.closed or self.stamped_by_due or self.expiry.exists:
+            return True
+        if not self.reserved.keys().isdisjoint(topics):
             return True
         limits = (self.limits[topic] for topic in topics)
         return any(largest_bytes > each.max_bytes or each.needs_key or _has_short_memory(each) for each in limits)
@@ -88,7 +90,8 @@ class RecordCheck:
     def doubted(self, batch: pa.RecordBatch, largest_bytes: int) -> npt.NDArray[np.bool_]:
         """Return, a column at a time, for which messages `admitted` may change the record."""
         limits, which = self._limits_of(batch)
-        doubted = _bools(pc.equal(batch.column("output_topic"), self.results)) & ~is_request(batch)
+        reserved = pa.array([*self.reserved], pa.string())
+        doubted = _bools(pc.is_in(batch.column("output_topic"), reserved)) & ~is_request(batch)
         if largest_bytes > min((each.max_bytes for each in limits), default=NO_LIMIT):
             doubted |= bytes_at_most(batch) > np.array([each.max_bytes for each in limits])[which]
         if any(each.needs_key for each in limits) and batch.column("key").null_count:
@@ -163,8 +166,8 @@ class RecordCheck:
         """
         topic = record.topic
         limits = self.limits[topic]
-        if topic == self.results and kind not in (REQUEST, ANSWER):
-            return TopicClosed(f"output topic {topic} has become the topic of answers (topics.results)")
+        if topic in self.reserved and kind not in (REQUEST, ANSWER):
+            return TopicClosed(f"output topic {topic} has become {self.reserved[topic]}")
         if kind in EXPIRING and self.expiry.exists and (expired := self.expiry.objection(record, self.clock_ms)):
             return expired
         if (closed := self.closed.get(topic)) is not None and record.partition >= closed.partitions:

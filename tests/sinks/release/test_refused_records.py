@@ -412,10 +412,11 @@ def test_a_message_that_the_dead_letter_topic_refuses_keeps_its_value_if_that_ta
     assert (letter.value, letter.code, letter.stub) == (b"1", "record-refused", None)
 
 
-def test_a_message_for_what_is_the_topic_of_answers_by_now_becomes_a_dead_letter(
-    bench: ReleaseBench, topic: str
+@pytest.mark.parametrize("setting", ["topics.results", "topics.input"])
+def test_a_message_for_what_is_the_topic_of_answers_or_an_input_topic_by_now_becomes_a_dead_letter(
+    bench: ReleaseBench, topic: str, setting: str
 ) -> None:
-    bench.change(f"topics.results={topic}")
+    bench.change(f"{setting}={topic}")
     rows: list[dict[str, Any]] = [{}, {"kind": kinds.ANSWER}, {"kind": kinds.DUE_NOW}, {"kind": kinds.ANSWER}]
     elsewhere = {"output_topic": bench.settings.topics.output}
     assert bench.release(_due(topic, [*rows, elsewhere])) == 5
