@@ -93,11 +93,14 @@ def postpone(
     is `too-late` as well, and a message that repeats is `kept`: its rule says when it comes. Key, value, partition,
     output topic and all other headers stay; the id is a new one.
 
-    Raises UsageError, with nothing published, if the settings give an input topic a delay of its own, or if a message
-    would then wait for longer than they allow, or expire; PublishFailed, what `Messages.look` and `Canceller` do.
+    Raises UsageError, with nothing published, if a topic is no longer an input topic, if the settings give it a delay
+    of its own, or if a message would then wait for longer than they allow, or expire; PublishFailed, what
+    `Messages.look` and `Canceller` do.
     """
     ids = [f"{topic}/{partition}/{offset}" for topic, partition, offset in selection.places]
     for topic in sorted({topic for topic, _, _ in selection.places}):
+        if topic not in settings.topics.input:
+            raise UsageError(f"{topic} is not in topics.input, so the job would not read the postponed messages")
         policy = settings.policies.by_topic.get(topic, settings.policies.of_all)
         if policy.fixed_delay is not None:
             raise UsageError(f"policies.fixed_delay gives all messages of {topic} the same delay")

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message, Producer
 from pyspark.sql import Row
 
-from conf.errors import PublishFailed, StorageFailed
+from conf.errors import PublishFailed, StorageFailed, UsageError
 from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from state.message import ID_HEADER
@@ -146,6 +146,16 @@ def test_only_a_message_with_an_accepted_replacement_is_postponed(broker: Embedd
 
     waiting.on_look = answer
     assert postpone(settings, waiting, timeout_ms=20_000) == {"postponed": 1, "cancelled": 1}
+
+
+def test_a_message_of_a_topic_that_is_no_longer_read_is_not_postponed(
+    broker: EmbeddedBroker, settings: Settings
+) -> None:
+    waiting = Waiting(settings)
+    waiting.places.append(("left-out", 0, 7))
+    with pytest.raises(UsageError, match=r"left-out is not in topics\.input"):
+        postpone(settings, waiting)
+    assert _published(broker, settings) == []
 
 
 def test_a_message_that_repeats_is_not_postponed(broker: EmbeddedBroker, settings: Settings) -> None:
