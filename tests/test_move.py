@@ -1,4 +1,4 @@
-"""The script that moves to another cluster: how a message that repeats goes on in the new job."""
+"""The script that moves to another cluster: how messages go on in the new job, and which of them it refuses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 from conf.sections import HeaderSettings
 from sources.intake.accept import accept
-from state.checkpoint.batch_settings import DelayPolicy
+from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import MESSAGE, REPEATING
 from state.repeats.occurrences import waiting_in
 from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Occurrence, Schedule
+from streaming.operations.resend_check import as_read
 from streaming.status.waiting_rows import Selection, waiting_rows
-from tests.messages import PARTITIONS, headers, messages, records, some_batch_settings
+from tests.messages import PARTITIONS, headers, messages, some_batch_settings
 from tests.scripts import module_of
 
 NOW_MS = 1_798_761_600_000
@@ -26,6 +27,7 @@ MINUTE, HOUR = 60_000, 3_600_000
 EVERY_MINUTE = Rule(interval_ms=MINUTE)
 REPEATS = DelayPolicy(repeats=True)
 OWN = [("x", b"1"), ("y", None), ("x", b"2")]
+INPUTS = [("delayline-in", 0), ("other", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +35,28 @@ def script() -> ModuleType:
     return module_of(Path(__file__).parent.parent / "examples" / "python" / "move.py")
 
 
-def waiting_row(own: Sequence[tuple[str, bytes | None]], until_ms: int, kind: int = REPEATING) -> dict[str, Any]:
+def new_job(**changes: Any) -> BatchSettings:
+    """Return the batch settings of the new job."""
+    partitions = {**PARTITIONS, "delayline-results": 1}
+    return some_batch_settings(partitions=partitions, allowed_outputs=("orders",), **changes)
+
+
+def waiting_row(own: Sequence[tuple[str, bytes | None]], until_ms: int, kind: int = MESSAGE, **more: Any) -> Any:
     """Return a message with these headers that waits until this instant (epoch ms), as the script reads it."""
-    message = {"kind": kind, "deliver_at_ms": until_ms, "headers": headers(*own), "output_topic": "orders"}
+    message = {"kind": kind, "deliver_at_ms": until_ms, "headers": headers(*own), "output_topic": "orders", **more}
     (batch,) = waiting_rows(messages([message]), "sealed", Selection())
-    found: list[dict[str, Any]] = batch.to_pylist()
-    return found[0]
+    return batch.to_pylist()[0]
 
 
-def repeating(schedule: Schedule, occurrence: Occurrence, until_ms: int | None = None) -> dict[str, Any]:
+def repeating(schedule: Schedule, occurrence: Occurrence, until_ms: int | None = None) -> Any:
     until_ms = occurrence.at_ms if until_ms is None else until_ms
     internal = [("delayline-schedule", schedule.to_bytes()), ("delayline-occurrence", occurrence.to_bytes(until_ms))]
-    return waiting_row([*OWN, ("deliver-to", b"orders"), ("deliver-after", b"5s"), *internal], until_ms)
+    return waiting_row([*OWN, ("deliver-to", b"orders"), ("deliver-after", b"5s"), *internal], until_ms, REPEATING)
+
+
+def objection(script: ModuleType, rows: Sequence[Any], **changes: Any) -> str | None:
+    found: str | None = script.objection(rows, INPUTS, new_job(**changes), NOW_MS, set())
+    return found
 
 
 @pytest.mark.parametrize(
@@ -65,11 +77,9 @@ def test_a_moved_schedule_continues_at_its_next_occurrence(
     at_ms = NOW_MS + MINUTE if schedule.rule.interval_ms else schedule.rule.after(NOW_MS)
     assert at_ms is not None
     row = repeating(schedule, Occurrence(5, at_ms), at_ms + put_off_ms)
-    moved = script.moved_headers(row, HeaderSettings())
-    assert script.refusal(moved, REPEATS, HeaderSettings(), NOW_MS) is None
-    record = {"headers": headers(*moved), "timestamp_ms": NOW_MS}
-    job = some_batch_settings(policy=REPEATS, partitions=PARTITIONS, allowed_outputs=("orders",))
-    accepted = accept(records([record]), job, NOW_MS).messages
+    assert objection(script, [row], policy=REPEATS) is None
+    record = script.moved(row, HeaderSettings(), NOW_MS)
+    accepted = accept(as_read([record]), new_job(policy=REPEATS), NOW_MS).messages
     (waiting,) = waiting_in(accepted)
     count = None if schedule.count is None else 5
     assert waiting.schedule == replace(schedule, count=count, name=b"", keeps_name=False)
@@ -90,15 +100,62 @@ def test_a_moved_schedule_continues_at_its_next_occurrence(
         (Schedule(EVERY_MINUTE), 0, DelayPolicy(repeats=True, expiry_header="x"), "does not expire by x"),
     ],
 )
-def test_what_the_new_job_would_refuse_is_known_before(
+def test_a_repeating_message_that_the_new_job_would_refuse_is_known_before(
     script: ModuleType, schedule: Schedule, late_ms: int, policy: DelayPolicy, why: str
 ) -> None:
-    moved = script.moved_headers(repeating(schedule, Occurrence(5, NOW_MS - late_ms)), HeaderSettings())
-    error = script.refusal(moved, policy, HeaderSettings(), NOW_MS)
-    assert why in str(error)
+    row = repeating(schedule, Occurrence(5, NOW_MS - late_ms))
+    assert why in str(objection(script, [row], policy=policy))
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "why"),
+    [
+        ({}, {}, None),
+        ({"until_ms": NOW_MS - HOUR, "key": None, "value": None, "own": ()}, {}, None),
+        ({"topic": "left-out"}, {}, "the new job does not read partition 0 of left-out"),
+        ({"partition": 1}, {}, "the new job does not read partition 1 of delayline-in"),
+        ({"output_topic": "elsewhere"}, {}, "topic-not-allowed"),
+        ({"output_topic": "delayline-dead-letter", "error_code": "bad-cancel"}, {}, "topic-not-allowed"),
+        ({}, {"policy": DelayPolicy(most_ms=MINUTE)}, "delay-too-long"),
+        ({}, {"policy": DelayPolicy(most_ms=MINUTE, clamps=True)}, "its deliver_at_ms would change"),
+        ({}, {"policy": DelayPolicy(fixed_ms=MINUTE)}, "its deliver_at_ms would change"),
+        ({"own": [("scheduler-epoch", b"1")]}, {"presets": {"delayline-in": ("etf1",)}}, "its key and headers would"),
+        (
+            {"own": [("scheduler-epoch", b"1"), ("scheduler-target-topic", b"orders"), ("scheduler-target-key", b"k")]},
+            {"presets": {"delayline-in": ("etf1",)}},
+            "its headers would change",
+        ),
+    ],
+)
+def test_a_message_that_the_new_job_would_refuse_or_change_is_known_before(
+    script: ModuleType, row: dict[str, Any], changes: dict[str, Any], why: str | None
+) -> None:
+    fields: dict[str, Any] = {"own": OWN, "until_ms": NOW_MS + HOUR, "key": b"k", **row}
+    waiting = waiting_row(**fields)
+    problem = objection(script, [waiting_row(OWN, NOW_MS), waiting], **changes)
+    assert (why or "None") in str(problem)
+    if why is not None:
+        assert str(problem).startswith(f"{waiting['id']}: ")
+
+
+@pytest.mark.parametrize(("topic", "is_refused"), [("delayline-in", True), ("other", False)])
+def test_a_message_that_would_replace_another_one_is_known_before(
+    script: ModuleType, topic: str, is_refused: bool
+) -> None:
+    first = waiting_row(OWN, NOW_MS + HOUR, key=b"k", topic="delayline-in", offset=7)
+    unnamed = waiting_row(OWN, NOW_MS + HOUR, key=None, topic=topic, offset=8)
+    second = waiting_row(OWN, NOW_MS + HOUR, key=b"k", topic=topic, offset=9)
+    job, names = new_job(policy=DelayPolicy(names="key")), set[bytes]()
+    assert script.objection([unnamed, first, unnamed], INPUTS, job, NOW_MS, names) is None
+    problem = script.objection([unnamed, second], INPUTS, job, NOW_MS, names)
+    assert problem == (
+        "delayline-in/0/9: it would have the name of another message, and replace that" if is_refused else None
+    )
 
 
 def test_other_messages_keep_what_looks_like_a_schedule(script: ModuleType) -> None:
     forged = [("delayline-schedule", Schedule(EVERY_MINUTE).to_bytes()), ("delayline-occurrence", b"7")]
-    moved = script.moved_headers(waiting_row([("deliver-after", b"5s"), *forged], NOW_MS, MESSAGE), HeaderSettings())
+    row = waiting_row([("deliver-after", b"5s"), *forged], NOW_MS)
+    moved = script.moved(row, HeaderSettings(), NOW_MS).headers
     assert moved == [*forged, ("deliver-at", b"%d" % NOW_MS), ("deliver-to", b"orders")]
+    assert objection(script, [row]) is None

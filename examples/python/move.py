@@ -11,52 +11,54 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.kafka.clients import NO_SIZE_LIMIT
 from conf.kafka.options import librdkafka_options
 from conf.load import load_settings
-from conf.rejected import Rejected
 from conf.sections import HeaderSettings
 from conf.settings import Settings
 from sinks.internal_topics.progress import read_progress
+from sinks.resender import Outgoing
 from sinks.topics.input_ends import input_bounds
-from sources.intake.header_columns import Rejections, flatten
-from sources.intake.presets import name_messages
-from sources.intake.repeats import find_repeats
+from sinks.topics.partitions import offered_topics
+from sinks.topics.topics import check_topics
+from sources.intake.accept import accept
 from sources.intake.schedule_headers import repeat_headers
-from state.checkpoint.batch_settings import DelayPolicy, policy_from
-from state.message import HEADERS
-from state.repeats.schedule import Schedule
+from state.checkpoint.batch_settings import BatchSettings, batch_settings_from
+from state.checkpoint.origin import CheckpointOrigin
+from state.repeats.schedule import REPEAT_HEADERS, Schedule
 from streaming.checkpoint.current import current_checkpoint
+from streaming.operations.resend_check import as_read
 from streaming.processes.drain import drain
 from streaming.status.look import repeat_of
 from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import reader_session
 
+# How many messages are checked together.
+_TOGETHER = 100
+
 
 def main(old: Settings, new: Settings) -> None:
     """Publish each waiting message to its input topic in the new cluster, as a message that is due at the same time."""
-    if any(policy.fixed_delay is not None for policy in (new.policies.of_all, *new.policies.by_topic.values())):
-        sys.exit("the policy fixed_delay would delay messages once more: leave it out until the new job has read them")
-    if enveloped := sorted(topic for topic, names in new.presets.by_topic.items() if name_messages(names)):
-        sys.exit(
-            f"{', '.join(enveloped)}: a waiting message has the key of its target, which its preset would take for its "
-            "name, so that one would replace another: leave out the preset until the new job has read them"
-        )
-    if any(end for _, end in input_bounds(new).values()):
+    check_topics(new)
+    inputs = input_bounds(new)
+    if any(end for _, end in inputs.values()):
         sys.exit("the input topics of the new cluster have records: delete these topics, and create them again")
+    job = batch_settings_from(new, offered_topics(new), (0,), CheckpointOrigin("move", 0, 1))
+    if job.limits_waiting:
+        sys.exit("the policy max_waiting may refuse messages: leave it out until the new job has read them")
     drain(old)
     with reader_session(old) as spark:
         check_stopped(spark, old)
         waiting = waiting_messages(spark, old)
-        check_repeating(waiting, new)
+        check(waiting, inputs, job)
         count = publish(waiting, new)
     print(f"{count} messages were published")
 
@@ -78,45 +80,63 @@ def check_stopped(spark: SparkSession, old: Settings) -> None:
         sys.exit("the old job was killed in the middle of a batch: start it again, and stop it by SIGTERM")
 
 
-def check_repeating(waiting: DataFrame, new: Settings) -> None:
-    """Exit if the new job would refuse one of the messages that repeat."""
-    of_all, now_ms = policy_from(new.policies.of_all), time.time_ns() // 1_000_000
-    by_topic = {topic: policy_from(policy) for topic, policy in new.policies.by_topic.items()}
-    for row in waiting.where("repeats AND place <> 'ready'").toLocalIterator():
-        policy = by_topic.get(row.topic, of_all)
-        if (error := refusal(moved_headers(row.asDict(), new.headers), policy, new.headers, now_ms)) is not None:
+def check(waiting: DataFrame, inputs: Collection[tuple[str, int]], job: BatchSettings) -> None:
+    """Exit if the new job, with the batch settings `job`, would not take each message as it waits."""
+    rows, names, now_ms = waiting_rows(waiting), set[bytes](), time.time_ns() // 1_000_000
+    while some := list(islice(rows, _TOGETHER)):
+        if (problem := objection(some, inputs, job, now_ms, names)) is not None:
             sys.exit(
-                f"the new job would refuse {row.id}, which repeats: {error}. Nothing is published. Change "
-                "its policies, or start the old job again, and stop it when it has delivered what is late"
+                f"{problem}. Nothing is published: the new job would not take each message as it waits. Change its "
+                "settings, or start the old job again, and stop it when it has delivered this message"
             )
 
 
-def refusal(
-    headers: list[tuple[str, bytes | None]], policy: DelayPolicy, names: HeaderSettings, now_ms: int
-) -> Rejected | None:
-    """Return why a message that repeats would be refused if it is published now (epoch ms) with `moved_headers`."""
-    rejections = Rejections()
-    pairs = [{"key": name, "value": value} for name, value in headers]
-    repeats = find_repeats(flatten(pa.array([pairs], HEADERS)), 1, policy, (), rejections)
-    dues_ms = np.array([int(value or b"") for name, value in headers if name == names.deliver_at])
-    repeats.first_due(dues_ms, np.ones(1, dtype=bool), np.array([now_ms]), policy, now_ms, rejections)
-    return rejections.errors.get(0)
+def objection(
+    rows: Sequence[Mapping[str, Any]],
+    inputs: Collection[tuple[str, int]],
+    job: BatchSettings,
+    now_ms: int,
+    names: set[bytes],
+) -> str | None:
+    """Return which of `rows` the new job would not take as it waits, and why; None if it would take each of them.
+
+    The new job reads the partitions `inputs`. `names` are the names of the messages before. Adds those of `rows`.
+    """
+    records = [moved(row, job.headers, now_ms) for row in rows]
+    accepted, requests = accept(as_read(records), job, now_ms)
+    for row, record, taken in zip(rows, records, accepted.slice(0, len(rows)).to_pylist(), strict=True):
+        if (row["topic"], row["partition"]) not in inputs:
+            return f"{row['id']}: the new job does not read partition {row['partition']} of {row['topic']}"
+        if taken["error_text"] is not None:
+            return f"{row['id']}: {taken['error_text']}"
+        due_ms = int(dict(record.headers)[job.headers.deliver_at] or b"")
+        headers = [{"key": name, "value": value} for name, value in record.headers if name not in REPEAT_HEADERS]
+        # While a message waits that repeats, it has two headers more.
+        found = {**taken, "headers": taken["headers"][: -2 if row["repeats"] else None]}
+        waits = {"deliver_at_ms": due_ms, "output_topic": row["output_topic"], "key": record.key, "headers": headers}
+        if changed := [name for name, value in waits.items() if found[name] != value]:
+            return f"{row['id']}: its {' and '.join(changed)} would change"
+    ids = dict(zip(accepted.column("offset").to_pylist(), (row["id"] for row in rows), strict=False))
+    for request in requests.to_pylist():
+        if request["name"] in names:
+            return f"{ids[request['request_offset']]}: it would have the name of another message, and replace that"
+        names.add(request["name"])
+    return None
 
 
 def publish(waiting: DataFrame, new: Settings) -> int:
     """Publish the messages `waiting`, and return how many there were."""
-    producer = Producer({**librdkafka_options(new.kafka), "enable.idempotence": True, "linger.ms": 20})
+    options = {**NO_SIZE_LIMIT, "enable.idempotence": True, "linger.ms": 20}
+    producer = Producer({**librdkafka_options(new.kafka), **options})
     failed: list[object] = []
-    count = 0
+    count, now_ms = 0, time.time_ns() // 1_000_000
     # In this order, messages that are due at the same time stay in their order.
-    for row in waiting.orderBy("topic", "partition", "offset").toLocalIterator():
-        if row.place == "ready":
-            sys.exit("messages are handed over: was the old job started again meanwhile? Stop it, and begin again")
-        headers = moved_headers(row.asDict(), new.headers)
+    for row in waiting_rows(waiting.orderBy("topic", "partition", "offset")):
+        record = moved(row, new.headers, now_ms)
         while True:
             try:
                 producer.produce(
-                    row.topic, as_bytes(row.value), as_bytes(row.key), row.partition, headers=headers,
+                    record.topic, record.value, record.key, record.partition, headers=record.headers,
                     on_delivery=lambda error, _: failed.append(error) if error else None,
                 )  # fmt: skip
                 break
@@ -128,19 +148,29 @@ def publish(waiting: DataFrame, new: Settings) -> int:
     return count
 
 
-def moved_headers(row: Mapping[str, Any], names: HeaderSettings) -> list[tuple[str, bytes | None]]:
-    """Return the headers by which the new job, where headers have these `names`, takes a row as it waits."""
-    kept, due_ms, rule = row["headers"] or [], row["deliver_at_ms"], list[tuple[str, bytes]]()
+def waiting_rows(waiting: DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `waiting`. Exits if a message is staged, since the old job has delivered it or will do so."""
+    for row in waiting.toLocalIterator():
+        if row.place == "ready":
+            sys.exit("messages are staged: was the old job started again meanwhile? Stop it, and begin again")
+        yield row.asDict()
+
+
+def moved(row: Mapping[str, Any], names: HeaderSettings, now_ms: int) -> Outgoing:
+    """Return the record, published at `now_ms` (epoch ms), by which the new job takes a row as it waits.
+
+    Its headers have these `names` in the new job.
+    """
+    headers = [(header["key"], as_bytes(header["value"])) for header in row["headers"] or []]
+    due_ms, rule = row["deliver_at_ms"], list[tuple[str, bytes]]()
     if row["repeats"]:
         schedule, occurrence = repeat_of(row)
-        kept, due_ms, rule = kept[:-2], occurrence.at_ms, rest_of(schedule, occurrence.number)
+        headers, due_ms, rule = headers[:-2], occurrence.at_ms, rest_of(schedule, occurrence.number)
     own = {*names.delays, names.deliver_to}
-    return [
-        *((header["key"], as_bytes(header["value"])) for header in kept if header["key"] not in own),
-        (names.deliver_at, b"%d" % due_ms),
-        (names.deliver_to, row["output_topic"].encode()),
-        *rule,
-    ]
+    kept = [header for header in headers if header[0] not in own]
+    schedule_of_row = [(names.deliver_at, b"%d" % due_ms), (names.deliver_to, row["output_topic"].encode())]
+    key, value = as_bytes(row["key"]), as_bytes(row["value"])
+    return Outgoing(row["topic"], row["partition"], now_ms, key, value, [*kept, *schedule_of_row, *rule])
 
 
 def rest_of(schedule: Schedule, number: int) -> list[tuple[str, bytes]]:

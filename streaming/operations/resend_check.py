@@ -35,7 +35,7 @@ def refusals(
     The job would accept an occurrence with a name, but as the message of that name, in place of its own schedule.
     """
     # After the messages come the requests of those that replace others.
-    messages, requests = accept(_table(records), batch_settings, clock_ms)
+    messages, requests = accept(as_read(records), batch_settings, clock_ms)
     accepted = messages.slice(0, len(records))
     errors: list[str | None] = accepted.column("error_text").to_pylist()
     is_plain = pc.equal(accepted.column("kind"), MESSAGE).to_pylist()
@@ -86,7 +86,8 @@ def topic_refusal(record: Outgoing, limits: TopicLimits, compresses: bool, now_m
     return None
 
 
-def _table(records: Sequence[Outgoing]) -> pa.Table:
+def as_read(records: Sequence[Outgoing]) -> pa.Table:
+    """Return `records` as the job will read them: as the table that `accept` takes."""
     headers = [[{"key": name, "value": value} for name, value in record.headers] for record in records]
     return pa.table(
         {
@@ -96,7 +97,7 @@ def _table(records: Sequence[Outgoing]) -> pa.Table:
             "value_bytes": pa.array([_length(record.value) for record in records], pa.int32()),
             "value_sha256": pa.nulls(len(records), pa.string()),
             "headers": pa.array(headers, HEADERS),
-            "topic": pa.array([record.topic for record in records]),
+            "topic": pa.array([record.topic for record in records], pa.string()),
             "partition": pa.array([record.partition or 0 for record in records], pa.int32()),
             "offset": pa.array(range(_FIRST_OFFSET, _FIRST_OFFSET + len(records)), pa.int64()),
             "timestamp_ms": pa.array([record.timestamp_ms for record in records], pa.int64()),

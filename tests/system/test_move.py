@@ -84,14 +84,14 @@ def test_what_waits_comes_out_once_and_on_time_in_the_new_cluster(application: A
         old.start()
         assert_eventually(lambda: len(received) > 50, 60)
         assert old.stop() == 0, old.log[-3000:]
-        enveloped = Service(new.folder, [*new.overrides, f"presets.{application.input}=etf1"])
-        refused = move(application, old, enveloped)
+        limited = Service(new.folder, [*new.overrides, "policies.max_waiting=1000"])
+        refused = move(application, old, limited)
         assert refused.returncode == 1
-        assert "leave out the preset until the new job has read them" in refused.stderr
+        assert "leave it out until the new job has read them" in refused.stderr
         without = Service(new.folder, _replaced(new.overrides, ["policies.repeats=false"]))
         refused = move(application, old, without)
         assert refused.returncode == 1
-        assert "which repeats: bad-repeat: delayline-repeat has no meaning on this topic" in refused.stderr
+        assert "bad-repeat: delayline-repeat has no meaning on this topic" in refused.stderr
         moved = move(application, old, new)
         assert moved.returncode == 0, moved.stderr
         in_old = {record.value for record in received} - {_REPEATING}
