@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +159,11 @@ def test_other_messages_keep_what_looks_like_a_schedule(script: ModuleType) -> N
     moved = script.moved(row, HeaderSettings(), NOW_MS).headers
     assert moved == [*forged, ("deliver-at", b"%d" % NOW_MS), ("deliver-to", b"orders")]
     assert objection(script, [row]) is None
+
+
+def test_the_first_batch_after_a_rebuild_must_be_complete(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its dead letters and answers wait for this batch, and answers are no messages that a reader sees.
+    checkpoint = SimpleNamespace(read_offsets=dict, last_committed=lambda: None)
+    monkeypatch.setattr(script, "current_checkpoint", lambda *_: checkpoint)
+    with pytest.raises(SystemExit, match="no batch of the old job is complete"):
+        script.check_stopped(None, None)

@@ -67,6 +67,9 @@ def check_stopped(spark: SparkSession, old: Settings) -> None:
     """Exit if the old job has not read all of its input, or was killed in the middle of a batch."""
     checkpoint = current_checkpoint(spark, old)
     read, committed = checkpoint.read_offsets(), checkpoint.last_committed()
+    if committed is None:
+        # After a rebuild, dead letters and answers wait for the first batch.
+        sys.exit("no batch of the old job is complete, as after `rebuild`: start it again, and stop it a minute later")
     for (topic, partition), (_, end) in input_bounds(old).items():
         if read.get(topic, {}).get(str(partition), 0) < end:
             sys.exit(
@@ -74,9 +77,7 @@ def check_stopped(spark: SparkSession, old: Settings) -> None:
             )
     options = librdkafka_options(old.kafka)
     markers = (read_progress(options, old.progress_topic, shard) for shard in range(old.bucket.shards))
-    if any(
-        marker is not None and marker.batch.batch_id > (-1 if committed is None else committed) for marker in markers
-    ):
+    if any(marker is not None and marker.batch.batch_id > committed for marker in markers):
         sys.exit("the old job was killed in the middle of a batch: start it again, and stop it by SIGTERM")
 
 
