@@ -91,6 +91,34 @@ def test_a_moved_schedule_continues_at_its_next_occurrence(
 
 
 @pytest.mark.parametrize(
+    ("missed", "number", "until_ms", "begins_ms"),
+    [
+        ("none", 5, NOW_MS - 1, NOW_MS + 10_000),
+        # The old job would deliver these, however late they are.
+        ("none", 1, NOW_MS - 1, NOW_MS - 5 * MINUTE + 10_000),
+        ("none", 5, NOW_MS, NOW_MS - 5 * MINUTE + 10_000),
+        ("one", 5, NOW_MS - 1, NOW_MS - 5 * MINUTE + 10_000),
+        ("all", 5, NOW_MS - 1, NOW_MS - 5 * MINUTE + 10_000),
+    ],
+)
+def test_a_missed_occurrence_does_not_come_if_the_message_does_without_it(
+    script: ModuleType, missed: str, number: int, until_ms: int, begins_ms: int
+) -> None:
+    schedule = Schedule(EVERY_MINUTE, count=9, missed=missed)
+    row = repeating(schedule, Occurrence(number, NOW_MS - 5 * MINUTE + 10_000), until_ms)
+    moved = dict(script.moved(row, HeaderSettings(), NOW_MS).headers)
+    assert (moved["deliver-at"], moved["delayline-repeat-count"]) == (b"%d" % begins_ms, b"%d" % (10 - number))
+    assert objection(script, [row], policy=REPEATS) is None
+
+
+def test_a_schedule_without_an_occurrence_that_comes_is_left_out(script: ModuleType) -> None:
+    schedule = Schedule(EVERY_MINUTE, until_ms=NOW_MS - 1, missed="none")
+    row = repeating(schedule, Occurrence(5, NOW_MS - 1))
+    assert script.moved(row, HeaderSettings(), NOW_MS) is None
+    assert objection(script, [row]) is None
+
+
+@pytest.mark.parametrize(
     ("schedule", "late_ms", "policy", "why"),
     [
         (Schedule(EVERY_MINUTE), 0, DelayPolicy(), "the policy repeats is off"),

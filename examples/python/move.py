@@ -57,9 +57,9 @@ def main(old: Settings, new: Settings) -> None:
     drain(old)
     with reader_session(old) as spark:
         check_stopped(spark, old)
-        waiting = waiting_messages(spark, old)
-        check(waiting, inputs, job)
-        count = publish(waiting, new)
+        waiting, now_ms = waiting_messages(spark, old), time.time_ns() // 1_000_000
+        check(waiting, inputs, job, now_ms)
+        count = publish(waiting, new, now_ms)
     print(f"{count} messages were published")
 
 
@@ -81,9 +81,9 @@ def check_stopped(spark: SparkSession, old: Settings) -> None:
         sys.exit("the old job was killed in the middle of a batch: start it again, and stop it by SIGTERM")
 
 
-def check(waiting: DataFrame, inputs: Collection[tuple[str, int]], job: BatchSettings) -> None:
+def check(waiting: DataFrame, inputs: Collection[tuple[str, int]], job: BatchSettings, now_ms: int) -> None:
     """Exit if the new job, with the batch settings `job`, would not take each message as it waits."""
-    rows, names, now_ms = waiting_rows(waiting), set[bytes](), time.time_ns() // 1_000_000
+    rows, names = waiting_rows(waiting), set[bytes]()
     while some := list(islice(rows, _TOGETHER)):
         if (problem := objection(some, inputs, job, now_ms, names)) is not None:
             sys.exit(
@@ -103,9 +103,9 @@ def objection(
 
     The new job reads the partitions `inputs`. `names` are the names of the messages before. Adds those of `rows`.
     """
-    records = [moved(row, job.headers, now_ms) for row in rows]
-    accepted, requests = accept(as_read(records), job, now_ms)
-    for row, record, taken in zip(rows, records, accepted.slice(0, len(rows)).to_pylist(), strict=True):
+    pairs = [(row, record) for row in rows if (record := moved(row, job.headers, now_ms)) is not None]
+    accepted, requests = accept(as_read([record for _, record in pairs]), job, now_ms)
+    for (row, record), taken in zip(pairs, accepted.slice(0, len(pairs)).to_pylist(), strict=True):
         if (row["topic"], row["partition"]) not in inputs:
             return f"{row['id']}: the new job does not read partition {row['partition']} of {row['topic']}"
         if taken["error_text"] is not None:
@@ -117,7 +117,7 @@ def objection(
         waits = {"deliver_at_ms": due_ms, "output_topic": row["output_topic"], "key": record.key, "headers": headers}
         if changed := [name for name, value in waits.items() if found[name] != value]:
             return f"{row['id']}: its {' and '.join(changed)} would change"
-    ids = dict(zip(accepted.column("offset").to_pylist(), (row["id"] for row in rows), strict=False))
+    ids = dict(zip(accepted.column("offset").to_pylist(), (row["id"] for row, _ in pairs), strict=False))
     for request in requests.to_pylist():
         if request["name"] in names:
             return f"{ids[request['request_offset']]}: it would have the name of another message, and replace that"
@@ -125,15 +125,16 @@ def objection(
     return None
 
 
-def publish(waiting: DataFrame, new: Settings) -> int:
+def publish(waiting: DataFrame, new: Settings, now_ms: int) -> int:
     """Publish the messages `waiting`, and return how many there were."""
     options = {**NO_SIZE_LIMIT, "enable.idempotence": True, "linger.ms": 20}
     producer = Producer({**librdkafka_options(new.kafka), **options})
     failed: list[object] = []
-    count, now_ms = 0, time.time_ns() // 1_000_000
+    count = 0
     # In this order, messages that are due at the same time stay in their order.
     for row in waiting_rows(waiting.orderBy("topic", "partition", "offset")):
-        record = moved(row, new.headers, now_ms)
+        if (record := moved(row, new.headers, now_ms)) is None:
+            continue
         while True:
             try:
                 producer.produce(
@@ -157,15 +158,19 @@ def waiting_rows(waiting: DataFrame) -> Iterator[dict[str, Any]]:
         yield row.asDict()
 
 
-def moved(row: Mapping[str, Any], names: HeaderSettings, now_ms: int) -> Outgoing:
-    """Return the record, published at `now_ms` (epoch ms), by which the new job takes a row as it waits.
+def moved(row: Mapping[str, Any], names: HeaderSettings, now_ms: int) -> Outgoing | None:
+    """Return the record by which the new job, where headers have these `names`, takes a row as it waits.
 
-    Its headers have these `names` in the new job.
+    It is due at `now_ms` (epoch ms) or later if missed occurrences do not come. Returns None if no other one comes.
     """
     headers = [(header["key"], as_bytes(header["value"])) for header in row["headers"] or []]
     due_ms, rule = row["deliver_at_ms"], list[tuple[str, bytes]]()
     if row["repeats"]:
-        schedule, occurrence = repeat_of(row)
+        schedule, waiting = repeat_of(row)
+        # The new job would deliver the first occurrence however late it is, so `none` is applied here.
+        occurrence = next(schedule.coming(waiting, due_ms < now_ms, now_ms), None)
+        if occurrence is None:
+            return None
         headers, due_ms, rule = headers[:-2], occurrence.at_ms, rest_of(schedule, occurrence.number)
     own = {*names.delays, names.deliver_to}
     kept = [header for header in headers if header[0] not in own]
