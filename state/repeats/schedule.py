@@ -88,7 +88,8 @@ class Schedule:
     def later(self, first: Occurrence, from_ms: int) -> Iterator[Occurrence]:
         """Yield the occurrences at `from_ms` (epoch ms) or later, if nothing is missed from `first` on.
 
-        The numbers of a cron expression may have a gap before `from_ms`, if many occurrences are left out.
+        The numbers of a cron expression may have a gap before `from_ms`, if many occurrences are left out. They are not
+        too low.
         """
         number, at_ms, _ = first
         skipped = (from_ms - at_ms) // self.rule.shortest_ms
@@ -98,7 +99,8 @@ class Schedule:
             next_ms = self.rule.after(at_ms, from_ms)
             if next_ms is None:
                 return
-            first = Occurrence(number + skipped, next_ms)
+            # Rounded up. Changes of the clock may have moved some instants closer together than the shortest time.
+            first = Occurrence(number + skipped + 1 + skipped // 1_000, next_ms)
         for each in self.coming(first, False, 0):
             if self.until_ms is not None and each.at_ms > self.until_ms:
                 return
