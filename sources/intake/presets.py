@@ -22,6 +22,8 @@ from state.repeats.schedule import Schedule
 _NEGATIVE = re.compile(rb'\s*(?:"\s*)?-[0-9]+\s*(?:"\s*)?')
 # The beginning of a step that leaves something out.
 _STAR_OF_STEP = re.compile(r"\*(?=/(?!0*1(?:,|$)))")
+# A day of the week from which a step counts.
+_DAY_WITH_STEP = re.compile(r"(?<![^,])([0-9A-Z]+)/([0-9]+)", re.ASCII | re.IGNORECASE)
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -98,14 +100,23 @@ def _nats_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:
 
 
 def _nats_cron(text: str) -> str:
-    """Return a cron expression of NATS as others write it: in NATS `?` is `*`, and a step restricts a day field.
+    """Return a cron expression of NATS as others write it.
 
-    Elsewhere `*/2` does not: then both day fields would have to match, not either of them.
+    In NATS `?` is `*`. The days of `1/2` end with Saturday. Elsewhere day 7 follows, which is Sunday. A step restricts
+    a day field. Elsewhere `*/2` does not: then both day fields would have to match, not either of them.
     """
     fields = text.replace("?", "*").split()
-    if len(fields) == 6 and "*" not in (fields[3], fields[5]):
-        fields[3], fields[5] = _STAR_OF_STEP.sub("1-31", fields[3]), _STAR_OF_STEP.sub("0-6", fields[5])
+    if len(fields) == 6:
+        fields[5] = _DAY_WITH_STEP.sub(_until_saturday, fields[5])
+        if "*" not in (fields[3], fields[5]):
+            fields[3], fields[5] = _STAR_OF_STEP.sub("1-31", fields[3]), _STAR_OF_STEP.sub("0-6", fields[5])
     return " ".join(fields)
+
+
+def _until_saturday(day_with_step: re.Match[str]) -> str:
+    day, step = day_with_step.groups()
+    # With a step, cronsim reads the range 6-6 as 6-7.
+    return f"{day}-6" if int(step) == 1 else f"{day}-6/{step}"
 
 
 def _activemq_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:

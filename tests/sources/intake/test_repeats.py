@@ -269,8 +269,34 @@ def test_schedules_of_other_schedulers_are_followed(
 
 
 @pytest.mark.parametrize(
+    ("field", "days"),
+    [
+        (b"1/2", {1, 3, 5}),
+        (b"mon/2,5/2", {1, 3, 5}),
+        (b"SAT/1", {6}),
+        (b"6/01", {6}),
+        (b"2/1,0", {0, 2, 3, 4, 5, 6}),
+        (b"5/9", {5}),
+        (b"0/3", {0, 3, 6}),
+        (b"*/3", {0, 3, 6}),
+        (b"1-5/2", {1, 3, 5}),
+    ],
+)
+def test_week_of_nats_ends_with_saturday(field: bytes, days: set[int]) -> None:
+    """A Sunday is day 0 there, and never day 7."""
+    found = accepted(("Nats-Schedule", b"0 0 9 * * " + field), presets={TOPIC: ("nats",)})
+    came, at_ms = set(), CLOCK_MS
+    for _ in range(14):
+        at_ms = found["waiting"].schedule.rule.after(at_ms)
+        # The first of January 1970 was a Thursday.
+        came.add((at_ms // DAY + 4) % 7)
+    assert came == days
+
+
+@pytest.mark.parametrize(
     ("pairs", "code"),
     [
+        ([("Nats-Schedule", b"0 0 9 * * 1/0")], "bad-repeat"),
         ([("Nats-Schedule", b"@every 1s")], "bad-repeat"),
         ([("Nats-Schedule", b"@reboot")], "bad-repeat"),
         ([("Nats-Schedule", b"@every 5m"), ("Nats-Schedule-Time-Zone", b"UTC")], "bad-repeat"),
