@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from conf.rejected import TwoDelays
+from conf.rejected import BadRepeat, TwoDelays
 from conf.sections import HeaderSettings
 from sources.intake.repeats import parse_schedule
 from sources.intake.schedule import parse_delay_level, parse_deliver_after, parse_deliver_at, parse_deliver_to
@@ -68,12 +68,12 @@ def repeat_headers(
 def next_instants(headers: Sequence[tuple[str, bytes]], now_ms: int, most: int = 3) -> list[int]:
     """Return when the next occurrences come (epoch ms) of a message without a delay, with the `repeat_headers`.
 
-    Raises BadRepeat.
+    Raises BadRepeat, also if none comes.
     """
     schedule = parse_schedule(dict(headers))
     first_ms = schedule.rule.after(now_ms)
     if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
-        return []
+        raise BadRepeat(f"{schedule.rule} has no occurrence before it ends")
     return [each.at_ms for each in schedule.upcoming(Occurrence(1, first_ms), most)]
 
 

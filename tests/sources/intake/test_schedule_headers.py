@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from conf.rejected import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, Rejected, TwoDelays
+from conf.rejected import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, BadRepeat, Rejected, TwoDelays
 from conf.sections import HeaderSettings
-from sources.intake.schedule_headers import schedule_headers
+from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers
 
 NAMES = HeaderSettings()
 
@@ -53,3 +53,16 @@ def test_each_unreadable_schedule_has_its_own_error_unless_unchecked(
         schedule_headers(NAMES, **options)
     unchecked = schedule_headers(NAMES, **options, checked=False)
     assert [os.fsdecode(value) for _, value in unchecked] == [*options.values()]
+
+
+@pytest.mark.parametrize("rule", ["every 10m", "*/10 * * * *"])
+def test_next_instants_end_with_the_schedule_and_without_any_it_is_refused(rule: str) -> None:
+    minute = 60_000
+
+    def instants(until_ms: int) -> list[int]:
+        return next_instants(repeat_headers(rule, until=str(until_ms)), now_ms=0)
+
+    assert instants(60 * minute) == [10 * minute, 20 * minute, 30 * minute]
+    assert instants(10 * minute) == [10 * minute]
+    with pytest.raises(BadRepeat, match="has no occurrence before it ends"):
+        instants(10 * minute - 1)

@@ -191,6 +191,7 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
         (["--repeat", "often"], "bad-repeat"),
         (["--repeat", "every 10m", "--repeat-zone", "Europe/Berlin"], "bad-repeat"),
         (["--repeat", "every 10m", "--repeat-until", "later"], "bad-repeat"),
+        (["--repeat", "every 10m", "--repeat-until", "2020-01-01T00:00:00Z"], "bad-repeat"),
         (["--repeat-count", "3"], "bad-repeat"),
         (["--after", "\udcff"], "bad-deliver-after"),
         (["--to", "\udcff"], "bad-deliver-to"),
