@@ -67,6 +67,14 @@ class Corruption:
     segments: list[CorruptSegment]
     read: Mapping[tuple[str, Identity], tuple[int, int]] = field(default_factory=dict, compare=False)
 
+    @property
+    def may_lose_schedules(self) -> bool:
+        """Whether messages that repeat may be lost. A part that has lost both its files shows no segment."""
+        described = [segment.described for segment in self.segments]
+        return any(each is None or each.repeats for each in described) or any(
+            is_metadata(file.part) for file in self.files
+        )
+
     def lost_rows(self, kind: IdRows) -> int:
         """Return how many rows with ids of a `kind` are lost. Each may have thousands of ids."""
         return sum(file.rows - file.readable for file in self.files if kind.bucket_of(file.part) is not None)

@@ -108,7 +108,7 @@ def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: boo
     )
     guard.check()
     if result.taken_out:
-        if handed_over and any(each.described is None or each.described.repeats for each in corruption.segments):
+        if handed_over and corruption.may_lose_schedules:
             # The present occurrence of a message that repeats may be gone, and the one before be left, or the record.
             store.fence(writer_of_repair(handed_over.origin.checkpoint))
         with repaired(store, corruption, PRECISION_BITS) as (partitions, rows):

@@ -148,6 +148,15 @@ def test_a_missing_file_loses_all_messages_of_its_segments(sealed: BucketTable, 
     corruption = find_corruption(sealed, 0)
     assert [(each.identity, each.readable) for each in corruption.segments] == [((2, 0, 0), 0), ((2, 0, 1), 0)]
     assert lost_ids(sealed, corruption, BITS, 0) == {("delayline-in", 0): BitMap64([20, 21, 22, 23, 24])}
+    assert not corruption.may_lose_schedules, "the metadata says that none of them repeats"
+
+
+def test_a_part_that_has_lost_both_its_files_may_have_had_schedules(sealed: BucketTable, repair_options: None) -> None:
+    for partition_of in (chunks_of, metadata_of):
+        change(file_of(sealed, 2, partition_of), "missing")
+    corruption = find_corruption(sealed, 0)
+    assert (len(corruption.files), corruption.segments) == (2, [])
+    assert corruption.may_lose_schedules
 
 
 @pytest.mark.thorough
