@@ -17,7 +17,7 @@ from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import MOST_DELIVERIES, with_few_deliveries
 from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
-from state.checkpoint.progress import Progress, committed_messages
+from state.checkpoint.progress import Progress, committed_messages, occurrences_from
 from state.kinds import DEAD_LETTER, kinds_of
 from state.message import split_by_bytes
 from state.order import OrderKey, in_order, key_of, up_to
@@ -65,9 +65,9 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     for tables in transactions(rest, plan.transaction_bytes):
         count = sum(table.num_rows for table in tables)
         total = count + (0 if writer.progress is None else writer.progress.handed_over)
-        below_ms = plan.occurrences_below_ms.get(shard)
+        below_ms, from_ms = plan.occurrences_below_ms.get(shard), occurrences_from(writer.progress, plan.batch)
         last = key_of(tables[-1], -1)
-        progress = Progress(plan.batch, end + count, last, total, below_ms, plan.sealed_batch)
+        progress = Progress(plan.batch, end + count, last, total, below_ms, plan.sealed_batch, from_ms)
         try:
             writer = _written(plan, writer, tables, progress, end, attempt)
             own += count

@@ -126,7 +126,8 @@ class Progress:
     `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
     no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
     `sealed_batch` is the newest batch of the checkpoint with rows in the table at that time, or -1. A table that knows
-    only older ones lacks rows.
+    only older ones lacks rows. Earlier batches have staged all occurrences before `occurrences_from_ms` (epoch ms);
+    None: before the previous cutoff.
     """
 
     batch: BatchSpan
@@ -135,6 +136,13 @@ class Progress:
     handed_over: int = 0
     occurrences_below_ms: int | None = None
     sealed_batch: int = -1
+    occurrences_from_ms: int | None = None
+
+    @property
+    def occurrences_whole_below_ms(self) -> int:
+        """The instant before which earlier batches have staged all occurrences of the shard, epoch ms."""
+        from_ms = self.occurrences_from_ms
+        return self.batch.handed_over_below_ms if from_ms is None else from_ms
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""
@@ -147,6 +155,18 @@ class Progress:
 
 
 _FORMAT = RecordFormat(TypeAdapter(Progress), "a marker in the progress topic")
+
+
+def occurrences_from(before: Progress | None, batch: BatchSpan) -> int | None:
+    """Return `Progress.occurrences_from_ms` for the next marker of a shard, of `batch`. Its last marker is `before`."""
+    if before is None or before.batch.origin != batch.origin:
+        return None
+    if before.batch.batch_id == batch.batch_id:
+        return before.occurrences_from_ms
+    if before.batch.batch_id + 1 == batch.batch_id and before.occurrences_below_ms is not None:
+        return max(before.occurrences_whole_below_ms, before.occurrences_below_ms)
+    # A batch without a marker has left nothing of an earlier one.
+    return None
 
 
 def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> None:

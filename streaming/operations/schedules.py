@@ -172,12 +172,13 @@ def _left_of_lost(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
     for shard, own in by_shard(messages, len(handed_over.markers)):
         marker = handed_over.markers[shard]
         below_ms = marker.occurrences_below_ms
+        last = OrderKey(newest.handed_over_below_ms, "", 0, 0)
         # The shard has staged nothing since its marker. A batch with a bound has not staged all below its cutoff.
-        span = newest if below_ms is None else marker.batch
-        last = OrderKey(span.handed_over_below_ms, "", 0, 0)
-        if marker.batch.batch_id == span.batch_id and marker.last is not None:
-            end_ms = span.cutoff_ms if below_ms is None else below_ms
-            last = max(last, min(marker.last, OrderKey(end_ms, "", 0, 0)))
+        if marker.batch.batch_id == newest.batch_id or below_ms is not None:
+            last = OrderKey(marker.occurrences_whole_below_ms, "", 0, 0)
+            if marker.last is not None:
+                end_ms = marker.batch.cutoff_ms if below_ms is None else below_ms
+                last = max(last, min(marker.last, OrderKey(end_ms, "", 0, 0)))
         left.append(left_of_lost(own, last))
     return pa.concat_tables(left).combine_chunks()
 

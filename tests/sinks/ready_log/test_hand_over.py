@@ -53,6 +53,19 @@ def test_a_batch_is_handed_over_with_a_marker_that_counts_all_messages_of_the_sh
         assert (summary.first, summary.last, summary.count) == (key_of(chunk), key_of(chunk, -1), chunk.num_rows)
 
 
+def test_a_marker_says_from_where_on_occurrences_were_put_off(plan: HandOverPlan, marker: Marker) -> None:
+    found = []
+    for below_ms in ({0: 2}, {0: 4, 1: 9}, {}):
+        hand_over(replace(plan, occurrences_below_ms=below_ms), 0, iter([_due(1)]))
+        found.append(marker(plan))
+        plan = _next(plan)
+    assert [each and (each.occurrences_below_ms, each.occurrences_from_ms) for each in found] == [
+        (2, None),
+        (4, 2),
+        (None, 4),
+    ]
+
+
 def test_a_batch_without_messages_writes_nothing(plan: HandOverPlan, ready: Ready, marker: Marker) -> None:
     assert hand_over(plan, 0, iter([_due()]))[0] == 0
     assert ready(plan) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch, FormatMismatch
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
-from state.checkpoint.progress import BatchSpan, Progress, committed_messages
+from state.checkpoint.progress import BatchSpan, Progress, committed_messages, occurrences_from
 from state.order import OrderKey
 
 NUMBER = st.integers(0, 2**62)
@@ -159,3 +159,24 @@ def test_a_replay_without_the_records_of_a_topic_that_was_deleted_is_the_same_ba
     assert committed_messages(Progress(batch, 40), without) == 40
     with pytest.raises(CheckpointMismatch, match="batch 7 was staged up to cutoff"):
         committed_messages(Progress(batch, 40), replace(batch, input_ids={"in": ["id", "another"]}))
+
+
+def test_occurrences_that_a_batch_with_a_bound_put_off_come_in_the_next_one() -> None:
+    def of_batch(batch_id: int, origin: CheckpointOrigin = ORIGIN) -> BatchSpan:
+        return BatchSpan(origin, batch_id, 100 * batch_id, 100 * batch_id + 100)
+
+    assert occurrences_from(None, of_batch(7)) is None
+    whole = Progress(of_batch(7))
+    assert whole.occurrences_whole_below_ms == 700
+    assert occurrences_from(whole, of_batch(8)) is None
+    bounded = replace(whole, occurrences_below_ms=740)
+    assert occurrences_from(bounded, of_batch(8)) == 740
+    # The next transaction of the same batch, and a batch behind one that had nothing to stage.
+    assert occurrences_from(bounded, of_batch(7)) is None
+    assert occurrences_from(bounded, of_batch(9)) is None
+    assert occurrences_from(bounded, of_batch(8, replace(ORIGIN, checkpoint="d"))) is None
+    following = Progress(of_batch(8), occurrences_below_ms=760, occurrences_from_ms=740)
+    assert occurrences_from(following, of_batch(8)) == following.occurrences_whole_below_ms == 740
+    assert occurrences_from(following, of_batch(9)) == 760
+    # A message that was read late came earlier than all others.
+    assert occurrences_from(replace(bounded, occurrences_below_ms=20), of_batch(8)) == 700

@@ -492,13 +492,16 @@ def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left
 
 
 @pytest.mark.parametrize(
-    ("last_s", "number"),
-    # The shard has a marker of the newest batch, or of one before.
-    [(75, 8), (None, 6)],
+    ("previous_s", "last_s", "number"),
+    # The shard has a marker of the newest batch, or of one before. Or the newest one is the first to stage the message.
+    [(60, 75, 8), (60, None, 6), (5, 75, 8)],
 )
-def test_a_schedule_continues_from_its_record_if_the_table_has_lost_it(last_s: int | None, number: int) -> None:
+def test_a_schedule_continues_from_its_record_if_the_table_has_lost_it(
+    previous_s: int, last_s: int | None, number: int
+) -> None:
     """As without a backup: batches have stored the following occurrences, and nothing is there."""
-    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS + 60_000, CLOCK_MS + 90_000, READ, READ)
+    previous_ms = CLOCK_MS + previous_s * 1_000
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, previous_ms, CLOCK_MS + 90_000, READ, READ)
     last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
     handed_over = HandedOver((Progress(span, 3, last, 3, sealed_batch=6),))
     settings = some_batch_settings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,21 +12,24 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from sources.intake.accept import accept
 from state.buckets.operator import BOUND, DUE, SEALED
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.handed_over import HandedOver
-from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.progress import BatchSpan, Progress, occurrences_from
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID
 from state.order import OrderKey, in_order, key_of
 from state.repeats.occurrences import OccurrenceRows, waiting_in
-from state.repeats.schedule import ALL, NONE, ONE
+from state.repeats.schedule import ALL, MISSED, NONE, ONE
 from state.shards import by_shard
 from streaming.checkpoint.handover import writer_of_birth, writer_of_following, writer_of_repair
 from streaming.operations import schedules
+from streaming.operations.moved import Moved
+from streaming.operations.rest import Rest
 from streaming.operations.schedules import Superseded, lacks_following
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
@@ -34,36 +37,48 @@ SECOND = 1_000
 START_MS = 1_798_000_000_000
 HORIZON = 60 * SECOND
 SHARDS = 2
+TOPIC, FIRST = "delayline-in", 5
 SETTINGS = some_batch_settings(
     shard_keys=(3, 5), policy=DelayPolicy(repeats=True), partitions=PARTITIONS | {"delayline-results": 1}
 )
 
 
+def record(
+    offset: int, missed: str, every_s: int = 10, most: int | None = None, timestamp_ms: int = START_MS
+) -> dict[str, Any]:
+    pairs = [("delayline-repeat", b"every %ds" % every_s), ("delayline-repeat-missed", missed.encode())]
+    pairs += [("delayline-repeat-count", b"%d" % most)] if most is not None else []
+    return {"timestamp_ms": timestamp_ms, "offset": offset, "key": b"%d" % offset, "headers": headers(*pairs)}
+
+
 def published(*missed: str, every_s: int = 10, most: int | None = None) -> pa.Table:
     """Return a message for each of `missed`, which are spread over the shards."""
-    rows = []
-    for offset, each in enumerate(missed):
-        pairs = [("delayline-repeat", b"every %ds" % every_s), ("delayline-repeat-missed", each.encode())]
-        pairs += [("delayline-repeat-count", b"%d" % most)] if most is not None else []
-        rows.append({"timestamp_ms": START_MS, "offset": offset, "key": b"%d" % offset, "headers": headers(*pairs)})
+    rows = [record(offset, each, every_s, most) for offset, each in enumerate(missed)]
     return accept(records(rows), SETTINGS, START_MS).messages
+
+
+def at(offset: int) -> Offsets:
+    return {TOPIC: {"0": offset}}
 
 
 @dataclass
 class Job:
     """Batches, a table and markers, without Spark, Kafka or Delta. Only occurrences of the messages are staged.
 
-    `came` has the number and the instant of each staged occurrence, by offset.
+    `came` has the number and the instant of each staged occurrence, by offset. `read` has the records that batches of
+    the checkpoint have read, from offset `FIRST` on.
     """
 
     batch_settings: BatchSettings = SETTINGS
-    origin: CheckpointOrigin = field(default_factory=lambda: CheckpointOrigin("c", 1, SHARDS, 1, START_MS))
+    origin: CheckpointOrigin = field(default_factory=lambda: CheckpointOrigin("c", 1, SHARDS, 1, START_MS, at(FIRST)))
     table: list[tuple[int, pa.Table]] = field(default_factory=list)
     markers: dict[int, Progress] = field(default_factory=dict)
     came: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     batch_id: int = -1
     cutoff_ms: int = 0
+    clock_ms: int = 0
     sealed_batch: int = -1
+    read: list[dict[str, Any]] = field(default_factory=list)
     # The checkpoints that the table knows.
     born: frozenset[str] = frozenset({"c"})
 
@@ -79,17 +94,32 @@ class Job:
             tables.append(messages.filter(pa.array(dues_of(messages) >= from_ms)))
         return in_order(pa.concat_tables(tables).combine_chunks())
 
-    def run(self, clock_ms: int, ahead_ms: int, staged: int | None = None, other: bool = False) -> None:
-        """Run a batch. It is cut off once each shard has staged so many occurrences, unless that is None.
+    @property
+    def end(self) -> Offsets:
+        """The end of what is read."""
+        return at(self.origin.offsets[TOPIC]["0"] + len(self.read))
+
+    def run(
+        self,
+        clock_ms: int,
+        ahead_ms: int,
+        staged: int | None = None,
+        other: bool = False,
+        arriving: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Run a batch, with records `arriving`. It is cut off once each shard has staged so many occurrences, or never.
 
         With `other` each shard also stages a message that is due last.
         """
         cutoff_ms = max(self.cutoff_ms, self.origin.cutoff_ms, clock_ms + ahead_ms)
         self.batch_id += 1
-        span = BatchSpan(self.origin, self.batch_id, self.cutoff_ms, cutoff_ms, clock_ms=clock_ms)
-        span = replace(span, missed_before_ms=clock_ms - HORIZON)
-        waiting = self.waiting()
+        span = BatchSpan(self.origin, self.batch_id, self.cutoff_ms, cutoff_ms, self.end, clock_ms=clock_ms)
+        self.read += arriving
+        span = replace(span, ends=self.end, previous_clock_ms=self.clock_ms, missed_before_ms=clock_ms - HORIZON)
+        arrived = accept(records(arriving), self.batch_settings, clock_ms).messages if arriving else empty_messages()
+        waiting = pa.concat_tables([self.waiting(), arrived]).combine_chunks()
         due = waiting.filter(pa.array(dues_of(waiting) < cutoff_ms))
+        far = arrived.filter(pa.array(dues_of(arrived) >= cutoff_ms))
         following, is_over = [], True
         for shard, own in by_shard(due, SHARDS):
             rows = OccurrenceRows(self.batch_settings, span, shard)
@@ -104,18 +134,19 @@ class Job:
             if other and is_whole:
                 last = OrderKey(cutoff_ms - 1, "z", 0, 0)
             if last is not None:
-                below_ms = bounds[0] if bounds else None
-                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.sealed_batch)
+                below_ms, from_ms = bounds[0] if bounds else None, occurrences_from(self.markers[shard], span)
+                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.sealed_batch, from_ms)
             for row in done.to_pylist():
                 found = int(row["headers"][-1]["value"]), row["deliver_at_ms"]
                 self.came.setdefault(row["offset"], []).append(found)
             is_over &= is_whole
             following += [decode_chunk(row["chunk"]) for row in made if row["kind"] == SEALED]
+        self.table += [(span.bucket, far)]
         if is_over:
             self.table += [(span.bucket, messages) for messages in following]
-            self.cutoff_ms = cutoff_ms
-            if following:
-                self.sealed_batch = self.batch_id
+            self.cutoff_ms, self.clock_ms = cutoff_ms, clock_ms
+        if far.num_rows or (is_over and following):
+            self.sealed_batch = self.batch_id
 
     def rebuild(self) -> None:
         """Make a new checkpoint, as `streaming.operations.rebuild` does."""
@@ -127,16 +158,26 @@ class Job:
         bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
         generation = self.origin.generation + 1
         cutoff_ms = max(handed_over.cutoff_ms, superseded.end_ms)
-        self.origin = CheckpointOrigin(f"c{generation}", generation, SHARDS, bucket + 1, cutoff_ms)
         rest = [decode_chunk(chunk.as_py()) for chunk in left.column("chunk").drop_null()]
+        rest += self.accepted_again(handed_over, is_older)
+        self.origin = CheckpointOrigin(f"c{generation}", generation, SHARDS, bucket + 1, cutoff_ms, self.end)
         for own, messages in self.table:
             waits = dues_of(messages) < cutoff_ms
             waits &= ~handed_over.of_bucket(messages, own) & ~superseded.among(messages)
             rest.append(messages.filter(pa.array(waits)))
         self.table = [*self.table, (bucket, pa.concat_tables(rest).combine_chunks())]
         self.born |= {self.origin.checkpoint}
-        self.batch_id, self.cutoff_ms, self.sealed_batch = -1, 0, -1
+        self.batch_id, self.cutoff_ms, self.clock_ms, self.sealed_batch, self.read = -1, 0, 0, -1, []
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
+
+    def accepted_again(self, handed_over: HandedOver, is_older: bool) -> list[pa.Table]:
+        """Return what is left of the records that batches of the checkpoint have read."""
+        offsets = BitMap64(offset for _, messages in self.table for offset in messages.column("offset").to_pylist())
+        settings, clock_ms = self.batch_settings, handed_over.newest.clock_ms
+        moved = Moved(handed_over)
+        rest = Rest(handed_over, {(TOPIC, 0): offsets}, {}, {}, settings, clock_ms, moved, is_older=is_older)
+        batches = rest.messages()(iter(records(self.read).to_batches())) if self.read else ()
+        return [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
 
 
 def dues_of(messages: pa.Table) -> np.ndarray:
@@ -205,20 +246,28 @@ def test_one_occurrence_waits_after_each_rebuild(
 
 @pytest.mark.takes(30)
 @settings(max_examples=25, deadline=None)
-@given(STEPS, STEPS, st.none() | st.integers(1, 20))
+@given(STEPS, STEPS, st.sampled_from([1, 200, 10**6]), st.none() | st.integers(1, 20))
 def test_schedules_go_on_after_a_restore_of_an_older_table(
-    before: list[tuple[int, int, int | None, bool]], after: list[tuple[int, int, int | None, bool]], most: int | None
+    before: list[tuple[int, int, int | None, bool]],
+    after: list[tuple[int, int, int | None, bool]],
+    group_bytes: int,
+    most: int | None,
 ) -> None:
+    """Also if the last batches have each staged as many occurrences as a batch may."""
     messages = published(ONE, ALL, NONE, ALL, NONE, most=most)
-    job = Job(table=[(0, messages)])
+    job = Job(replace(SETTINGS, group_bytes=group_bytes), table=[(0, messages)])
     clock_ms = START_MS
     for passed_s, ahead_s, _, other in before:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
     copied, sealed_batch, born = [*job.table], job.sealed_batch, job.born
-    for passed_s, ahead_s, _, other in after:
+    # The copy does not have these. Their records are read again.
+    later_ms = clock_ms + after[0][0] * SECOND
+    later = [record(FIRST + number, missed, most=most, timestamp_ms=later_ms) for number, missed in enumerate(MISSED)]
+    begun_ms = dict.fromkeys(range(FIRST), START_MS) | dict.fromkeys(range(FIRST, FIRST + len(MISSED)), later_ms)
+    for number, (passed_s, ahead_s, _, other) in enumerate(after):
         clock_ms += passed_s * SECOND
-        job.run(clock_ms, ahead_s * SECOND, None, other)
+        job.run(clock_ms, ahead_s * SECOND, None, other, later if number == 0 else [])
     # The last one is cut off.
     job.run(clock_ms, after[0][1] * SECOND, after[0][2])
     job.table, job.sealed_batch = copied, sealed_batch
@@ -226,7 +275,7 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
     waiting = job.waiting()
     waits = dict(zip(waiting.column("offset").to_pylist(), waiting_in(waiting), strict=True))
     assert len(waits) == waiting.num_rows, "one of each"
-    for offset, missed in enumerate(each.schedule.missed for each in waiting_in(messages)):
+    for offset, missed in enumerate([ONE, ALL, NONE, ALL, NONE, *MISSED]):
         came = job.came.get(offset, [])
         if missed == ALL:
             # Nothing of these is missed, so their numbers are exact.
@@ -236,10 +285,10 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
         if offset in waits:
             number, at_ms, *_ = waits[offset].occurrence
             assert number > len(came) if missed != ALL else number == len(came) + 1
-            assert (at_ms - START_MS) % (10 * SECOND) == 0
+            assert (at_ms - begun_ms[offset]) % (10 * SECOND) == 0
             assert not came or at_ms > came[-1][1]
-            assert missed != ALL or at_ms == START_MS + 10 * SECOND * number
-    # The same copy again, before the new checkpoint has run.
+            assert missed != ALL or at_ms == begun_ms[offset] + 10 * SECOND * number
+    # The same copy again, before the new checkpoint has run. Its records begin later.
     job.table, job.born = copied, born
     job.rebuild()
     waiting = job.waiting()
@@ -259,15 +308,24 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
 
 
 @pytest.mark.parametrize(
-    ("stored", "repaired", "lacks"),
-    [(7, False, False), (9, False, False), (6, False, True), (None, False, True), (7, True, True)],
+    ("stored", "followed", "repaired", "lacks"),
+    [
+        (None, 7, False, False),
+        (None, 9, False, False),
+        (None, 6, False, True),
+        (None, None, False, True),
+        (None, 7, True, True),
+        # The newest rows are those of a message that no batch has staged since.
+        (7, 5, False, False),
+        (6, 5, False, True),
+    ],
 )
 def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
-    stored: int | None, repaired: bool, lacks: bool
+    stored: int | None, followed: int | None, repaired: bool, lacks: bool
 ) -> None:
     span = BatchSpan(CheckpointOrigin("c", 1, 2), 9)
     handed_over = HandedOver((Progress(span, sealed_batch=7), Progress(span, sealed_batch=3)))
-    versions = {writer_of_following("c"): stored}.get
+    versions = {"c": stored, writer_of_following("c"): followed}.get
     store = SimpleNamespace(newest_of=versions, is_fenced={writer_of_repair("c"): repaired}.get)
     assert lacks_following(cast(Any, store), handed_over) == lacks
     new = HandedOver((Progress(span),))
@@ -295,9 +353,15 @@ def test_a_restored_schedule_goes_on_with_what_the_bound_of_the_last_batch_of_it
     newest = BatchSpan(origin, 2, START_MS + 100 * SECOND, START_MS + 200 * SECOND)
     last, other = (OrderKey(START_MS + each * SECOND, "z", 0, 0) for each in (45, 120))
     markers = Progress(bounded, 1, last, 1, START_MS + 50 * SECOND, 1), Progress(newest, 1, other, 1, None, 1)
-    left = schedules._left_of_lost(HandedOver(markers), messages)
-    numbers = {shard: {each.occurrence.number for each in waiting_in(own)} for shard, own in by_shard(left, SHARDS)}
-    assert numbers == {0: {5}, 1: {13}}
+
+    def numbers(*markers: Progress) -> list[set[int]]:
+        left = schedules._left_of_lost(HandedOver(markers), messages)
+        return [{each.occurrence.number for each in waiting_in(own)} for _, own in by_shard(left, SHARDS)]
+
+    assert numbers(*markers) == [{5}, {13}]
+    # The batch before the newest one had a bound too, so the newest one has begun with what that put off.
+    begun = replace(markers[1], last=OrderKey(START_MS + 80 * SECOND, "z", 0, 0))
+    assert numbers(markers[0], replace(begun, occurrences_from_ms=START_MS + 60 * SECOND)) == [{5}, {9}]
 
 
 def test_an_occurrence_that_was_taken_in_an_intact_table_has_ended() -> None:
