@@ -124,7 +124,7 @@ def test_a_schedule_without_an_occurrence_that_comes_is_left_out(script: ModuleT
         (Schedule(EVERY_MINUTE), 0, DelayPolicy(), "the policy repeats is off"),
         (Schedule(EVERY_MINUTE), 0, DelayPolicy(repeats=True, repeat_ms=HOUR), "the policy repeat_interval is 1 h"),
         (Schedule(EVERY_MINUTE, missed="all"), 1_001 * MINUTE, REPEATS, "more than 1000 occurrences"),
-        (Schedule(EVERY_MINUTE), -HOUR, DelayPolicy(repeats=True, most_ms=MINUTE), "the longest delay"),
+        (Schedule(EVERY_MINUTE), -HOUR, DelayPolicy(repeats=True, most_ms=MINUTE), "delay-too-long"),
         (Schedule(EVERY_MINUTE), 0, DelayPolicy(repeats=True, expiry_header="x"), "does not expire by x"),
     ],
 )
