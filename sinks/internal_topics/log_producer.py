@@ -161,14 +161,17 @@ class LogProducer:
                 ) from problem
             raise
         except BaseException:
-            # Only the next producer with this id ends it otherwise. Until then it hides later records of others.
-            with suppress(KafkaException):
-                self._producer.abort_transaction(_ABORT_S)
+            self._abort()
             raise
 
     def close(self) -> None:
         """Discard the queued records, so that closing the producer does not wait for them."""
         self._producer.purge()
+
+    def _abort(self) -> None:
+        """End the transaction, if that works. Until the next producer with this id does, it hides records of others."""
+        with suppress(KafkaException), fatal_error_raised():
+            self._producer.abort_transaction(_ABORT_S)
 
     def _write(self, records: Iterable[LogRecord], before_commit: Callable[[], None]) -> None:
         self._producer.begin_transaction()
