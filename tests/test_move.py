@@ -93,7 +93,9 @@ def test_a_moved_schedule_continues_at_its_next_occurrence(
 @pytest.mark.parametrize(
     ("missed", "number", "until_ms", "begins_ms"),
     [
-        ("none", 5, NOW_MS - 1, NOW_MS + 10_000),
+        ("none", 5, NOW_MS - MINUTE - 1, NOW_MS + 10_000),
+        # It is late, but not missed.
+        ("none", 5, NOW_MS - 1, NOW_MS - 5 * MINUTE + 10_000),
         # The old job would deliver these, however late they are.
         ("none", 1, NOW_MS - 1, NOW_MS - 5 * MINUTE + 10_000),
         ("none", 5, NOW_MS, NOW_MS - 5 * MINUTE + 10_000),
@@ -112,8 +114,8 @@ def test_a_missed_occurrence_does_not_come_if_the_message_does_without_it(
 
 
 def test_a_schedule_without_an_occurrence_that_comes_is_left_out(script: ModuleType) -> None:
-    schedule = Schedule(EVERY_MINUTE, until_ms=NOW_MS - 1, missed="none")
-    row = repeating(schedule, Occurrence(5, NOW_MS - 1))
+    last_ms = NOW_MS - MINUTE - 1
+    row = repeating(Schedule(EVERY_MINUTE, until_ms=last_ms, missed="none"), Occurrence(5, last_ms))
     assert script.moved(row, HeaderSettings(), NOW_MS) is None
     assert objection(script, [row]) is None
 

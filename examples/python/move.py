@@ -42,7 +42,9 @@ from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import reader_session
 
 # How many messages are checked together.
-_TOGETHER = 100
+_TOGETHER = 1_000
+# An occurrence is missed if it is later than this (`clock.horizon` by default).
+_HORIZON_MS = 60_000
 
 
 def main(old: Settings, new: Settings) -> None:
@@ -139,6 +141,8 @@ def publish(waiting: DataFrame, new: Settings, now_ms: int) -> int:
             try:
                 producer.produce(
                     record.topic, record.value, record.key, record.partition, headers=record.headers,
+                    # The check has computed due times by it.
+                    timestamp=record.timestamp_ms,
                     on_delivery=lambda error, _: failed.append(error) if error else None,
                 )  # fmt: skip
                 break
@@ -161,14 +165,15 @@ def waiting_rows(waiting: DataFrame) -> Iterator[dict[str, Any]]:
 def moved(row: Mapping[str, Any], names: HeaderSettings, now_ms: int) -> Outgoing | None:
     """Return the record by which the new job, where headers have these `names`, takes a row as it waits.
 
-    It is due at `now_ms` (epoch ms) or later if missed occurrences do not come. Returns None if no other one comes.
+    It is published at `now_ms` (epoch ms), which decides whether the waiting occurrence is missed. Returns None if that
+    one does not come then, and no other one follows.
     """
     headers = [(header["key"], as_bytes(header["value"])) for header in row["headers"] or []]
     due_ms, rule = row["deliver_at_ms"], list[tuple[str, bytes]]()
     if row["repeats"]:
         schedule, waiting = repeat_of(row)
         # The new job would deliver the first occurrence however late it is, so `none` is applied here.
-        occurrence = next(schedule.coming(waiting, due_ms < now_ms, now_ms), None)
+        occurrence = next(schedule.coming(waiting, due_ms < now_ms - _HORIZON_MS, now_ms), None)
         if occurrence is None:
             return None
         headers, due_ms, rule = headers[:-2], occurrence.at_ms, rest_of(schedule, occurrence.number)
