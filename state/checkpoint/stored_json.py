@@ -49,7 +49,10 @@ class RecordFormat(Generic[Value]):
 
     def read(self, text: str | bytes) -> Value:
         """Read what `dump` returned. Raises FormatMismatch for another format, and ValueError for anything else."""
-        fields = json.loads(text)
+        try:
+            fields = json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         if not isinstance(fields, dict) or _KEY not in fields:
             raise ValueError("it has no format number")
         if (number := fields.pop(_KEY)) != self.number:

@@ -174,8 +174,8 @@ def write(broker: EmbeddedBroker, settings: Settings, key: bytes, value: bytes, 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"k", None), (b"3:in/0/2", b"[]"), (b"\xff", None), (b"3:in/0/2", b"\xff")],
-    ids=["no id", "no record", "no text", "no JSON"],
+    [(b"k", None), (b"3:in/0/2", b"[]"), (b"\xff", None), (b"3:in/0/2", b"\xff"), (b"3:in/0/2", b"[" * 200_000)],
+    ids=["no id", "no record", "no text", "no JSON", "lists in lists"],
 )
 def test_a_record_of_another_writer_is_ignored(
     broker: EmbeddedBroker,
