@@ -153,8 +153,7 @@ def test_a_mark_of_which_no_message_waits_is_taken_away() -> None:
 
 def test_a_message_that_was_dropped_does_not_get_the_name_of_a_delivered_one() -> None:
     delivered, dropped = stored(1, CUTOFF_MS - 1), ids_of([(TOPIC, 0, 5)])
-    expected = ({"a": (1, FAR_MS)}, [])
-    assert settle(delivered, left(5), cancelled=dropped, mode=KEEP, marked=False) == expected
+    assert settle(delivered, left(5), cancelled=dropped, mode=KEEP, marked=False) == ({"a": (1, FAR_MS)}, [])
     # It had the name, by another row of the table, and was cancelled then.
     rows = [delivered, stored(5, bucket=4), left(5)]
     assert settle(*rows, cancelled=dropped, mode=KEEP, marked=False) == ({"a": (5, FAR_MS)}, [])

@@ -128,8 +128,7 @@ def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_re
     with monkeypatch.context() as patch:
         patch.setattr(ready_log, "LogReader", FirstShardOnly)
         with pytest.raises(BrokerUnreachable):
-            for each in repair_ready_log(prepared):
-                told.append(each)
+            told.extend(repair_ready_log(prepared))
     assert [each.shard for each in [*told, *repair_ready_log(prepared)]] == [0, 1]
 
 
