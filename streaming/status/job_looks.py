@@ -1,4 +1,6 @@
-"""Looks at waiting messages through the running job's Spark, so that nobody has to start another one.
+"""Looks at waiting messages through the running job's Spark, so that nobody has to start another one for half a minute.
+
+Without a JVM nobody can read the mutable bucket, which is in RocksDB in Spark's own form.
 
 A look costs the batches little:
 
