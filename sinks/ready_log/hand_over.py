@@ -67,7 +67,7 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
         total = count + (0 if writer.progress is None else writer.progress.handed_over)
         below_ms, from_ms = plan.occurrences_below_ms.get(shard), occurrences_from(writer.progress, plan.batch)
         last = key_of(tables[-1], -1)
-        progress = Progress(plan.batch, end + count, last, total, below_ms, plan.sealed_batch, from_ms)
+        progress = Progress(plan.batch, end + count, last, total, below_ms, plan.in_table, from_ms)
         try:
             writer = _written(plan, writer, tables, progress, end, attempt)
             own += count

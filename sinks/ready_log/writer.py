@@ -23,7 +23,7 @@ from sinks.internal_topics.log_producer import LogProducer, LogRecord, ProducerF
 from sinks.internal_topics.progress import marker_key, read_progress
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.ready_log.chunk import MOST_DELIVERIES, chunk_record
-from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress
 
 _FENCED_AT_A_TIME = 16
 
@@ -40,7 +40,7 @@ class HandOverPlan:
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
     - `transaction_bytes`: about how many bytes a transaction may have. Its messages are kept until it is committed,
       since it may have to be written again
-    - `occurrences_below_ms`, `sealed_batch`: values for the markers (`state.checkpoint.progress.Progress`), the
+    - `occurrences_below_ms`, `in_table`: values for the markers (`state.checkpoint.progress.Progress`), the
       former for some shards
     """
 
@@ -59,7 +59,7 @@ class HandOverPlan:
     most_deliveries: int = MOST_DELIVERIES
     transaction_bytes: int = 64 * 1024 * 1024
     occurrences_below_ms: dict[int, int] = field(default_factory=dict)
-    sealed_batch: int = -1
+    in_table: InTable = NOT_IN_TABLE
 
 
 class FencedBySibling(Exception):

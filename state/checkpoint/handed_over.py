@@ -12,7 +12,7 @@ import pyarrow as pa
 from state.checkpoint.input_ids import same_topic
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
-from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.progress import BatchSpan, InTable, Progress
 from state.kinds import is_message, repeats
 from state.order import OrderKey, up_to
 from state.shards import shards_of
@@ -80,9 +80,9 @@ class HandedOver:
         return max(marker.batch.previous_ms for marker in self.markers)
 
     @property
-    def sealed_batch(self) -> int:
-        """The newest batch with rows in the table, as far as the markers know; -1 without one."""
-        return max(marker.sealed_batch for marker in self.markers)
+    def in_table(self) -> InTable:
+        """The newest batches in the table, as far as the markers know."""
+        return InTable(*(max(each) for each in zip(*(marker.in_table for marker in self.markers), strict=True)))
 
     @property
     def input_ids(self) -> InputIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import SerializerFunctionWrapHandler, TypeAdapter, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
@@ -119,15 +119,27 @@ def _difference(ends: Offsets, starts: Offsets) -> Offsets:
     return {topic: of_topic for topic, of_topic in counts.items() if of_topic}
 
 
+class InTable(NamedTuple):
+    """The newest batch of a checkpoint with sealed rows in the table, and with following occurrences; or -1.
+
+    A batch stores these two one after the other, and a copy of the table may be made in between.
+    """
+
+    sealed: int = -1
+    followed: int = -1
+
+
+NOT_IN_TABLE = InTable()
+
+
 @dataclass(frozen=True, config=STORED)
 class Progress:
     """A shard's progress: the first `messages` due messages of `batch` are committed, up to the order key `last`.
 
     `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
     no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
-    `sealed_batch` is the newest batch of the checkpoint with rows in the table at that time, or -1. A table that knows
-    only older ones lacks rows. Earlier batches have staged all occurrences before `occurrences_from_ms` (epoch ms);
-    None: before the previous cutoff.
+    A table without the batches that were `in_table` at that time lacks rows. Earlier batches have staged all
+    occurrences before `occurrences_from_ms` (epoch ms); None: before the previous cutoff.
     """
 
     batch: BatchSpan
@@ -135,7 +147,7 @@ class Progress:
     last: OrderKey | None = None
     handed_over: int = 0
     occurrences_below_ms: int | None = None
-    sealed_batch: int = -1
+    in_table: InTable = NOT_IN_TABLE
     occurrences_from_ms: int | None = None
 
     @property
@@ -163,9 +175,9 @@ def occurrences_from(before: Progress | None, batch: BatchSpan) -> int | None:
         return None
     if before.batch.batch_id == batch.batch_id:
         return before.occurrences_from_ms
-    if before.batch.batch_id + 1 == batch.batch_id and before.occurrences_below_ms is not None:
+    # A batch in between that raised the cutoff would have staged some of what was put off, and so have left a marker.
+    if before.batch.cutoff_ms == batch.previous_ms and before.occurrences_below_ms is not None:
         return max(before.occurrences_whole_below_ms, before.occurrences_below_ms)
-    # A batch without a marker has left nothing of an earlier one.
     return None
 
 

@@ -19,6 +19,7 @@ from state.buckets.reseal import resealed
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import InTable
 from state.order import ORDER
 from streaming.checkpoint.current import checkpoint_of, make_current
 from streaming.storage.paths import pointers_path
@@ -78,10 +79,10 @@ def writer_of_following(checkpoint: str) -> str:
     return f"{checkpoint}-following"
 
 
-def followed_batch(store: BucketTable, checkpoint: str) -> int:
-    """Return the newest batch of `checkpoint` with following occurrences in the table, or -1."""
-    newest = store.newest_of(writer_of_following(checkpoint))
-    return -1 if newest is None else newest
+def in_table(store: BucketTable, checkpoint: str) -> InTable:
+    """Return the newest batches of `checkpoint` in the table."""
+    newest = (store.newest_of(writer_id) for writer_id in (checkpoint, writer_of_following(checkpoint)))
+    return InTable(*(-1 if each is None else each for each in newest))
 
 
 def writer_of_repair(checkpoint: str) -> str:
@@ -96,18 +97,18 @@ def writer_of_birth(checkpoint: str) -> str:
 
 def newest_sealed(store: BucketTable, checkpoint: str) -> int:
     """Return the newest batch of `checkpoint` that has stored rows in the table, or -1."""
-    newest = store.newest_of(checkpoint)
-    return max(-1 if newest is None else newest, followed_batch(store, checkpoint))
+    return max(in_table(store, checkpoint))
 
 
-def is_older(store: BucketTable, origin: CheckpointOrigin, sealed_batch: int) -> bool:
+def is_older(store: BucketTable, origin: CheckpointOrigin, known: InTable) -> bool:
     """Return whether the table is older than the checkpoint of `origin`: it is a copy, or was created again.
 
-    `sealed_batch` is the newest batch with rows in the table, as far as the markers of the checkpoint know.
+    `known` is what the table has had, as far as the markers of the checkpoint know.
     """
     # A checkpoint that replaces none, after `--fresh` too, begins with bucket 0 and an empty table.
     is_unborn = origin.first_bucket > 0 and not store.is_fenced(writer_of_birth(origin.checkpoint))
-    return is_unborn or newest_sealed(store, origin.checkpoint) < sealed_batch
+    found = in_table(store, origin.checkpoint)
+    return is_unborn or found.sealed < known.sealed or found.followed < known.followed
 
 
 def writer_of_state(checkpoint: str) -> str:

@@ -188,7 +188,7 @@ class BatchRunner:
                 answers=decision.answers,
             )
             occurring = self._occurring(plan, output, cancels, decision, held)
-            hand_over = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.newest_batch)
+            hand_over = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.in_table)
             stores = self._sealing.has_work(output, decision)
             stores_first = decision.shows(span.cutoff_ms)
             if stores_first:

@@ -88,7 +88,7 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
     still be in the table, while its id is forgotten.
     """
     origin = handed_over.origin
-    lacks = is_older(store, origin, handed_over.sealed_batch) or store.is_fenced(writer_of_repair(origin.checkpoint))
+    lacks = is_older(store, origin, handed_over.in_table) or store.is_fenced(writer_of_repair(origin.checkpoint))
     if lacks:
         log.warning(
             "the table of sealed buckets is older than the ready log, or was repaired, so it may lack the present "

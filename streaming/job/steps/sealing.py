@@ -19,7 +19,7 @@ from state.buckets.retimed import retimed_rows
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
 from state.names import name_rows
-from streaming.checkpoint.handover import followed_batch, newest_sealed, writer_of_following
+from streaming.checkpoint.handover import in_table, writer_of_following
 from streaming.job.plan import BatchPlan
 from streaming.job.requests.decision import Decision
 from streaming.job.sealed.look_ahead import LookAhead
@@ -34,13 +34,12 @@ _STORED = from_arrow_schema(STORED_SCHEMA)
 class Sealing:
     """Stores the sealed messages, cancelled ids and names of one batch after the other.
 
-    `newest_batch` is the newest batch of `checkpoint` with rows in the table, or -1.
+    `in_table` is what the table has of `checkpoint`.
     """
 
     def __init__(self, store: BucketTable, ahead: LookAhead, counts: JobCounts, checkpoint: str) -> None:
         self._store, self._ahead, self._counts = store, ahead, counts
-        self._followed_batch = followed_batch(store, checkpoint)
-        self.newest_batch = newest_sealed(store, checkpoint)
+        self.in_table = in_table(store, checkpoint)
 
     @staticmethod
     def has_work(output: BatchOutput, decision: Decision) -> bool:
@@ -50,6 +49,7 @@ class Sealing:
     def seal(self, plan: BatchPlan, output: BatchOutput, decision: Decision) -> None:
         """Store the sealed messages of `output`, and the ids of the decision. Any thread may call it."""
         self._append("seal", plan, output, decision, plan.span.origin.checkpoint)
+        self.in_table = self.in_table._replace(sealed=plan.span.batch_id)
         failpoint("sealed")
 
     def follow(self, plan: BatchPlan, occurring: BatchOutput, names: pa.Table) -> list[Segment]:
@@ -58,14 +58,14 @@ class Sealing:
         Call it after the batch is staged: a rebuild that finds these occurrences assumes so. A replay stores nothing if
         its first try has: with changed time zones it may compute other instants.
         """
-        if plan.span.batch_id <= self._followed_batch:
+        if plan.span.batch_id <= self.in_table.followed:
             return []
         if not occurring.sealed and not names.num_rows:
             return []
         failpoint("following")
         writer_id = writer_of_following(plan.span.origin.checkpoint)
         self._append("follow", plan, occurring, Decision(names=names), writer_id)
-        self._followed_batch = plan.span.batch_id
+        self.in_table = self.in_table._replace(followed=plan.span.batch_id)
         failpoint("followed")
         return occurring.segments
 
@@ -79,7 +79,6 @@ class Sealing:
         with self._counts.timed(step):
             self._ahead.wait()
             self._store.append(rows, writer_id, plan.span.batch_id)
-        self.newest_batch = plan.span.batch_id
         self._ahead.begin()
 
 

@@ -16,7 +16,7 @@ from sinks.ready_log.chunk import most_deliveries
 from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
 from sinks.ready_log.writer import HandOverPlan
 from state.buckets.operator import BOUND, DUE
-from state.checkpoint.progress import BatchSpan
+from state.checkpoint.progress import BatchSpan, InTable
 from state.order import ORDER
 from streaming.job.occurring import WHOLE, by_shard
 from streaming.job.plan import BatchPlan
@@ -42,13 +42,13 @@ class Staging:
         occurring: BatchOutput | None,
         loaded: list[DataFrame],
         cancels: Cancels,
-        sealed_batch: int,
+        in_table: InTable,
     ) -> DataFrame | None:
         """Return the frame that stages the batch, or None if nothing is due. One task has all rows of a shard.
 
         Chunks of the state stage, and of occurrences, are staged whole. Chunks `loaded` by the window are cut to the
         range between the batch's cutoffs. Each task merges both kinds, leaves out cancelled messages, and writes the
-        answers. `sealed_batch` is for the markers.
+        answers. `in_table` is for the markers.
         """
         rows = output.rows if occurring is None else [*output.rows, *occurring.rows]
         if not loaded and not any(row["kind"] == DUE for row in rows):
@@ -66,7 +66,7 @@ class Staging:
         # Otherwise each partition already has all rows of its shards.
         ordered = due.sortWithinPartitions("shard", *ORDER)
         below_ms = {row["shard"]: row["min_deliver_at_ms"] for row in rows if row["kind"] == BOUND}
-        hand_over_plan = self._hand_over_plan(plan.span, below_ms, sealed_batch)
+        hand_over_plan = self._hand_over_plan(plan.span, below_ms, in_table)
         return ordered.mapInArrow(hand_over_chunks(hand_over_plan, cancels), _REPORT)
 
     def run(self, tasks: DataFrame) -> None:
@@ -78,7 +78,7 @@ class Staging:
         self._last_writers.update(writers)
         failpoint("handed-over")
 
-    def _hand_over_plan(self, span: BatchSpan, occurrences_below_ms: dict[int, int], sealed_batch: int) -> HandOverPlan:
+    def _hand_over_plan(self, span: BatchSpan, occurrences_below_ms: dict[int, int], in_table: InTable) -> HandOverPlan:
         return HandOverPlan(
             application_id=self._settings.application_id,
             batch=span,
@@ -94,5 +94,5 @@ class Staging:
             last_writers=self._last_writers,
             most_deliveries=most_deliveries(self._settings.limits.max_message_bytes),
             occurrences_below_ms=occurrences_below_ms,
-            sealed_batch=sealed_batch,
+            in_table=in_table,
         )

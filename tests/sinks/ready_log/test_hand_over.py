@@ -59,7 +59,8 @@ def test_a_marker_says_from_where_on_occurrences_were_put_off(plan: HandOverPlan
     for below_ms in ({0: 2}, {0: 4, 1: 9}, {}):
         hand_over(replace(plan, occurrences_below_ms=below_ms), 0, iter([_due(1)]))
         found.append(marker(plan))
-        plan = _next(plan)
+        cutoff_ms = plan.batch.cutoff_ms
+        plan = replace(_next(plan), batch=replace(_next(plan).batch, previous_ms=cutoff_ms, cutoff_ms=cutoff_ms + 9))
     assert [each and (each.occurrences_below_ms, each.occurrences_from_ms) for each in found] == [
         (2, None),
         (4, 2),

@@ -29,7 +29,7 @@ from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
-from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress
 from state.order import OrderKey
 from streaming.checkpoint import recovery
 from streaming.checkpoint.checkpoint import Checkpoint
@@ -59,10 +59,10 @@ def lease(settings: Settings) -> Iterator[HeldLease]:
         yield lease
 
 
-def stage(settings: Settings, span: BatchSpan, sealed_batch: int = -1) -> None:
+def stage(settings: Settings, span: BatchSpan, in_table: InTable = NOT_IN_TABLE) -> None:
     """Write a marker of shard 1 for a batch."""
     producer, progress = Producer(librdkafka_options(settings.kafka)), Progress(span, 1, OrderKey(1, "in", 0, 0))
-    marker = replace(progress, sealed_batch=sealed_batch).to_bytes()
+    marker = replace(progress, in_table=in_table).to_bytes()
     producer.produce(settings.progress_topic, marker, marker_key(1), 1)
     assert producer.flush(10) == 0
 
@@ -182,7 +182,7 @@ def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_written(
         rows = sealed_rows(spark, batch_id, [{"deliver_at_ms": 99, "offset": batch_id}], some_batch_settings())
         store.append(rows, origin.checkpoint, batch_id)
     # The newest batch has staged nothing since it sealed.
-    stage(settings, BatchSpan(origin, 1), sealed_batch=0)
+    stage(settings, BatchSpan(origin, 1), in_table=InTable(0))
     table.rename(tmp_path / "newest")
     with pytest.raises(
         CheckpointMismatch, match=r"there is no table of sealed buckets next to \S+/checkpoint\. Is its disk"

@@ -22,7 +22,7 @@ from state.buckets.retimed import RETIMED_SCHEMA, due_times, retimed_rows
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.progress import BatchSpan, InTable, Progress
 from state.message import MESSAGE_SCHEMA, decode_chunk, empty_messages, encode_chunk
 from state.name_holders import HOLDER_SCHEMA, NamesLeft
 from state.names import KEEP_TIME, NAMED_SCHEMA, name_rows, named
@@ -503,7 +503,7 @@ def test_a_schedule_continues_from_its_record_if_the_table_has_lost_it(
     previous_ms = CLOCK_MS + previous_s * 1_000
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, previous_ms, CLOCK_MS + 90_000, READ, READ)
     last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
-    handed_over = HandedOver((Progress(span, 3, last, 3, sealed_batch=6),))
+    handed_over = HandedOver((Progress(span, 3, last, 3, in_table=InTable(6)),))
     settings = some_batch_settings(
         shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=DelayPolicy(repeats=True)
     )

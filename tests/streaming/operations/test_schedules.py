@@ -19,7 +19,7 @@ from state.buckets.operator import BOUND, DUE, SEALED
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
-from state.checkpoint.progress import BatchSpan, Progress, occurrences_from
+from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress, occurrences_from
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID
 from state.order import OrderKey, in_order, key_of
@@ -77,7 +77,8 @@ class Job:
     batch_id: int = -1
     cutoff_ms: int = 0
     clock_ms: int = 0
-    sealed_batch: int = -1
+    now_ms: int = START_MS
+    in_table: InTable = NOT_IN_TABLE
     read: list[dict[str, Any]] = field(default_factory=list)
     # The checkpoints that the table knows.
     born: frozenset[str] = frozenset({"c"})
@@ -113,6 +114,7 @@ class Job:
         """
         cutoff_ms = max(self.cutoff_ms, self.origin.cutoff_ms, clock_ms + ahead_ms)
         self.batch_id += 1
+        self.now_ms = clock_ms
         span = BatchSpan(self.origin, self.batch_id, self.cutoff_ms, cutoff_ms, self.end, clock_ms=clock_ms)
         self.read += arriving
         span = replace(span, ends=self.end, previous_clock_ms=self.clock_ms, missed_before_ms=clock_ms - HORIZON)
@@ -135,7 +137,7 @@ class Job:
                 last = OrderKey(cutoff_ms - 1, "z", 0, 0)
             if last is not None:
                 below_ms, from_ms = bounds[0] if bounds else None, occurrences_from(self.markers[shard], span)
-                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.sealed_batch, from_ms)
+                self.markers[shard] = Progress(span, 1, last, 1, below_ms, self.in_table, from_ms)
             for row in done.to_pylist():
                 found = int(row["headers"][-1]["value"]), row["deliver_at_ms"]
                 self.came.setdefault(row["offset"], []).append(found)
@@ -145,13 +147,16 @@ class Job:
         if is_over:
             self.table += [(span.bucket, messages) for messages in following]
             self.cutoff_ms, self.clock_ms = cutoff_ms, clock_ms
-        if far.num_rows or (is_over and following):
-            self.sealed_batch = self.batch_id
+        if far.num_rows:
+            self.in_table = self.in_table._replace(sealed=self.batch_id)
+        if is_over and following:
+            self.in_table = self.in_table._replace(followed=self.batch_id)
 
     def rebuild(self) -> None:
         """Make a new checkpoint, as `streaming.operations.rebuild` does."""
         handed_over = HandedOver(tuple(self.markers[shard] for shard in range(SHARDS)))
-        is_older = self.sealed_batch < handed_over.sealed_batch or self.origin.checkpoint not in self.born
+        is_older = any(own < known for own, known in zip(self.in_table, handed_over.in_table, strict=True))
+        is_older |= self.origin.checkpoint not in self.born
         left = left_in(self.table, handed_over, is_older)
         superseded = Superseded(left.filter(left.column("chunk").is_null()).select([*ID, "deliver_at_ms"]))
         numbers = [bucket for bucket, _ in self.table]
@@ -167,15 +172,14 @@ class Job:
             rest.append(messages.filter(pa.array(waits)))
         self.table = [*self.table, (bucket, pa.concat_tables(rest).combine_chunks())]
         self.born |= {self.origin.checkpoint}
-        self.batch_id, self.cutoff_ms, self.clock_ms, self.sealed_batch, self.read = -1, 0, 0, -1, []
+        self.batch_id, self.cutoff_ms, self.clock_ms, self.in_table, self.read = -1, 0, 0, NOT_IN_TABLE, []
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
 
     def accepted_again(self, handed_over: HandedOver, is_older: bool) -> list[pa.Table]:
         """Return what is left of the records that batches of the checkpoint have read."""
         offsets = BitMap64(offset for _, messages in self.table for offset in messages.column("offset").to_pylist())
-        settings, clock_ms = self.batch_settings, handed_over.newest.clock_ms
-        moved = Moved(handed_over)
-        rest = Rest(handed_over, {(TOPIC, 0): offsets}, {}, {}, settings, clock_ms, moved, is_older=is_older)
+        settings, moved = self.batch_settings, Moved(handed_over)
+        rest = Rest(handed_over, {(TOPIC, 0): offsets}, {}, {}, settings, self.now_ms, moved, is_older=is_older)
         batches = rest.messages()(iter(records(self.read).to_batches())) if self.read else ()
         return [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
 
@@ -260,7 +264,7 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
     for passed_s, ahead_s, _, other in before:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
-    copied, sealed_batch, born = [*job.table], job.sealed_batch, job.born
+    copied, in_table, born = [*job.table], job.in_table, job.born
     # The copy does not have these. Their records are read again.
     later_ms = clock_ms + after[0][0] * SECOND
     later = [record(FIRST + number, missed, most=most, timestamp_ms=later_ms) for number, missed in enumerate(MISSED)]
@@ -270,7 +274,7 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
         job.run(clock_ms, ahead_s * SECOND, None, other, later if number == 0 else [])
     # The last one is cut off.
     job.run(clock_ms, after[0][1] * SECOND, after[0][2])
-    job.table, job.sealed_batch = copied, sealed_batch
+    job.table, job.in_table = copied, in_table
     job.rebuild()
     waiting = job.waiting()
     waits = dict(zip(waiting.column("offset").to_pylist(), waiting_in(waiting), strict=True))
@@ -310,21 +314,21 @@ def test_schedules_go_on_after_a_restore_of_an_older_table(
 @pytest.mark.parametrize(
     ("stored", "followed", "repaired", "lacks"),
     [
-        (None, 7, False, False),
-        (None, 9, False, False),
+        (7, 6, False, False),
+        (9, 9, False, False),
+        (6, 6, False, True),
+        # A copy that was made between the two commits of a batch.
+        (7, 5, False, True),
+        (7, None, False, True),
         (None, 6, False, True),
-        (None, None, False, True),
-        (None, 7, True, True),
-        # The newest rows are those of a message that no batch has staged since.
-        (7, 5, False, False),
-        (6, 5, False, True),
+        (7, 6, True, True),
     ],
 )
 def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
     stored: int | None, followed: int | None, repaired: bool, lacks: bool
 ) -> None:
     span = BatchSpan(CheckpointOrigin("c", 1, 2), 9)
-    handed_over = HandedOver((Progress(span, sealed_batch=7), Progress(span, sealed_batch=3)))
+    handed_over = HandedOver((Progress(span, in_table=InTable(7, 3)), Progress(span, in_table=InTable(5, 6))))
     versions = {"c": stored, writer_of_following("c"): followed}.get
     store = SimpleNamespace(newest_of=versions, is_fenced={writer_of_repair("c"): repaired}.get)
     assert lacks_following(cast(Any, store), handed_over) == lacks
@@ -352,7 +356,7 @@ def test_a_restored_schedule_goes_on_with_what_the_bound_of_the_last_batch_of_it
     bounded = BatchSpan(origin, 1, START_MS + 10 * SECOND, START_MS + 100 * SECOND)
     newest = BatchSpan(origin, 2, START_MS + 100 * SECOND, START_MS + 200 * SECOND)
     last, other = (OrderKey(START_MS + each * SECOND, "z", 0, 0) for each in (45, 120))
-    markers = Progress(bounded, 1, last, 1, START_MS + 50 * SECOND, 1), Progress(newest, 1, other, 1, None, 1)
+    markers = Progress(bounded, 1, last, 1, START_MS + 50 * SECOND), Progress(newest, 1, other)
 
     def numbers(*markers: Progress) -> list[set[int]]:
         left = schedules._left_of_lost(HandedOver(markers), messages)
