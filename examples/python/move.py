@@ -42,7 +42,7 @@ from streaming.status.messages import waiting_messages
 from streaming.status.storage_reader import reader_session
 
 # How many messages are checked together.
-_TOGETHER = 1_000
+_TOGETHER = 200
 # An occurrence is missed if it is later than this (`clock.horizon` by default).
 _HORIZON_MS = 60_000
 
