@@ -176,6 +176,8 @@ def occurrences_from(before: Progress | None, batch: BatchSpan) -> int | None:
     if before.batch.batch_id == batch.batch_id:
         return before.occurrences_from_ms
     # A batch in between that raised the cutoff would have staged some of what was put off, and so have left a marker.
+    # One with a marker that has not raised it has staged later occurrences, of messages that were read late. They must
+    # not come twice, so what was put off before is given up.
     if before.batch.cutoff_ms == batch.previous_ms and before.occurrences_below_ms is not None:
         return max(before.occurrences_whole_below_ms, before.occurrences_below_ms)
     return None

@@ -173,6 +173,8 @@ def test_occurrences_that_a_batch_with_a_bound_put_off_come_in_the_next_one() ->
     assert occurrences_from(bounded, of_batch(8)) == 740
     # A batch in between has not raised the cutoff.
     assert occurrences_from(bounded, BatchSpan(ORIGIN, 9, 800, 900)) == 740
+    late = Progress(BatchSpan(ORIGIN, 8, 800, 800), occurrences_from_ms=740)
+    assert occurrences_from(late, BatchSpan(ORIGIN, 9, 800, 900)) is None
     # The next transaction of the same batch, and a batch behind one that had nothing to stage.
     assert occurrences_from(bounded, of_batch(7)) is None
     assert occurrences_from(bounded, of_batch(9)) is None

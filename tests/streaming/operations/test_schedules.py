@@ -112,7 +112,8 @@ class Job:
 
         With `other` each shard also stages a message that is due last.
         """
-        cutoff_ms = max(self.cutoff_ms, self.origin.cutoff_ms, clock_ms + ahead_ms)
+        # Each batch raises the cutoff. If one does not, a restore may give up occurrences (`occurrences_from`).
+        cutoff_ms = max(self.cutoff_ms + 1, self.origin.cutoff_ms, clock_ms + ahead_ms)
         self.batch_id += 1
         self.now_ms = clock_ms
         span = BatchSpan(self.origin, self.batch_id, self.cutoff_ms, cutoff_ms, self.end, clock_ms=clock_ms)
