@@ -35,7 +35,7 @@ def newest_value(
     Reads backwards from the end of the partition, so that the cost does not depend on how far the topic is compacted.
     `options` are librdkafka's. `after_fencing` says that all earlier writers are fenced, so that no transaction is
     open. A transaction that is still open hides newer records, and then the partition cannot be read to its end.
-    Ignores records whose values are not those of Delayline by `is_own`, with a warning.
+    Ignores records that Delayline did not write by `is_own`, with a warning.
 
     Raises TopicMissing, RightMissing, and BrokerUnreachable if the record cannot be read within 30 s.
     """

@@ -57,10 +57,11 @@ def test_each_unreadable_schedule_has_its_own_error_unless_unchecked(
 
 @pytest.mark.parametrize("rule", ["every 10m", "*/10 * * * *"])
 def test_next_instants_end_with_the_schedule_and_without_any_it_is_refused(rule: str) -> None:
-    minute = 60_000
+    minute, now_ms = 60_000, 1_798_000_200_000
 
-    def instants(until_ms: int) -> list[int]:
-        return next_instants(repeat_headers(rule, until=str(until_ms)), now_ms=0)
+    def instants(after_ms: int) -> list[int]:
+        found = next_instants(repeat_headers(rule, until=str(now_ms + after_ms)), now_ms=now_ms)
+        return [each - now_ms for each in found]
 
     assert instants(60 * minute) == [10 * minute, 20 * minute, 30 * minute]
     assert instants(10 * minute) == [10 * minute]
