@@ -12,7 +12,7 @@ import pyarrow as pa
 from state.checkpoint.input_ids import same_topic
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
-from state.checkpoint.progress import BatchSpan, InTable, Progress
+from state.checkpoint.progress import BatchSpan, InTable, Progress, newest_in_table
 from state.kinds import is_message, repeats
 from state.order import OrderKey, up_to
 from state.shards import shards_of
@@ -82,7 +82,7 @@ class HandedOver:
     @property
     def in_table(self) -> InTable:
         """The newest batches in the table, as far as the markers know."""
-        return InTable(*(max(each) for each in zip(*(marker.in_table for marker in self.markers), strict=True)))
+        return newest_in_table(self.markers)
 
     @property
     def input_ids(self) -> InputIds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 
@@ -164,6 +164,12 @@ class Progress:
     def from_bytes(value: bytes) -> Progress:
         """Read the value of a marker record. Raises CheckpointMismatch if it is not one, and FormatMismatch."""
         return _FORMAT.read_of("progress", "a marker", value)
+
+
+def newest_in_table(markers: Iterable[Progress]) -> InTable:
+    """Return the newest batches in the table, as far as the `markers` of one checkpoint know."""
+    known = [NOT_IN_TABLE, *(marker.in_table for marker in markers)]
+    return InTable(max(each.sealed for each in known), max(each.followed for each in known))
 
 
 _FORMAT = RecordFormat(TypeAdapter(Progress), "a marker in the progress topic")

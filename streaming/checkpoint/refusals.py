@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from conf.errors import CheckpointMismatch
 from sinks.buckets.bucket_table import BucketTable
-from state.checkpoint.progress import NOT_IN_TABLE, Progress, refuse_older
+from state.checkpoint.progress import Progress, newest_in_table, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import is_older, newest_sealed, rest_bucket, writer_of_input
 from streaming.storage.failures import CHECKPOINT_REMEDY
@@ -50,8 +50,8 @@ def refuse_older_table(checkpoint: Checkpoint, store: BucketTable, markers: Iter
     Call it before anything is written to the table: the newest one may be put back.
     """
     origin = checkpoint.origin
-    own = [each for each in markers if each and each.batch.origin.checkpoint == origin.checkpoint]
-    if any(is_older(store, origin, each.in_table) for each in own) or is_older(store, origin, NOT_IN_TABLE):
+    own = (each for each in markers if each and each.batch.origin.checkpoint == origin.checkpoint)
+    if is_older(store, origin, newest_in_table(own)):
         raise CheckpointMismatch(
             f"the table of sealed buckets at {store.path} is older than the checkpoint {checkpoint.path}, so it lacks "
             f"messages. {_TABLE_REMEDY}"

@@ -7,6 +7,7 @@ makes a checkpoint without state that begins at the same input offsets and the s
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ from state.buckets.reseal import LEFT_SCHEMA, left_in_state
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import refuse_older
+from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
@@ -85,18 +86,19 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     if before.shards == shards and not current.is_retired():
         raise UsageError(f"the checkpoint at {current.path} already has {shards} shards")
     # 1. Refuse such a checkpoint, and guard the log.
-    refuse_replaced(settings, current)
+    markers, planned = read_markers(settings), current.last_planned()
+    refuse_replaced(current, markers, planned)
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
-    refuse_missing_table(current, guard, current.last_planned())
+    refuse_missing_table(current, guard, planned)
     guard.restore(store)
     # The job may have begun no batch yet.
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     refuse_rebuilt(current, store)
     # Step 3 would not: it finds nothing to replay. The state would get the bucket number of the lost batch.
-    refuse_lost_plan(current, store, current.last_planned())
-    refuse_older_table(current, store, read_markers(settings))
+    refuse_lost_plan(current, store, planned)
+    refuse_older_table(current, store, markers)
     if lease.after_a_crash:
         guard.take_over(store, merge_token(store, lease.fencing_token))
     # 2. Create partitions of the progress topic.
@@ -117,18 +119,18 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     return _hand_over(store, guard, settings, shards, current, lease)
 
 
-def refuse_replaced(settings: Settings, current: Checkpoint) -> None:
+def refuse_replaced(current: Checkpoint, markers: Iterable[Progress | None], planned: int | None) -> None:
     """Raise CheckpointMismatch if a marker is newer than the checkpoint, as when a newer one's pointer is lost.
 
     An earlier try may have announced the next checkpoint. That has staged nothing, since the job refuses to start.
     """
-    origin, planned = current.origin, current.last_planned()
-    for marker in read_markers(settings):
+    origin = current.origin
+    for marker in markers:
         if marker is None:
             continue
         batch = marker.batch
         is_announced = batch.origin.generation == origin.generation + 1 and batch.batch_id < 0
-        if not (current.is_retired() and is_announced):
+        if not (is_announced and current.is_retired()):
             refuse_older(marker, origin, -1 if planned is None else planned)
 
 

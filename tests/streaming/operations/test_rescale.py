@@ -16,7 +16,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import announce_origin, marker_key
+from sinks.internal_topics.progress import announce_origin, marker_key, read_markers
 from sinks.topics.partitions import partition_counts
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.origin import CheckpointOrigin
@@ -56,15 +56,15 @@ def test_a_retired_checkpoint_is_taken_up_again_until_the_next_one_has_handed_ov
 ) -> None:
     announce_origin(settings, FIRST)
     first.retire()
-    refuse_replaced(settings, first)
+    refuse_replaced(first, read_markers(settings), first.last_planned())
     announce_origin(settings, SECOND)
-    refuse_replaced(settings, first)
+    refuse_replaced(first, read_markers(settings), first.last_planned())
     producer = Producer(librdkafka_options(settings.kafka))
     marker = Progress(BatchSpan(SECOND, 0), 1, OrderKey(1, "in", 0, 0))
     producer.produce(settings.progress_topic, marker.to_bytes(), marker_key(1), 1)
     assert producer.flush(10) == 0
     with pytest.raises(CheckpointMismatch, match="checkpoint one was replaced by two"):
-        refuse_replaced(settings, first)
+        refuse_replaced(first, read_markers(settings), first.last_planned())
 
 
 def test_a_checkpoint_that_is_not_retired_is_refused_if_another_was_announced(
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_is_not_retired_is_refused_if_another_was_announced(
 ) -> None:
     announce_origin(settings, SECOND)
     with pytest.raises(CheckpointMismatch, match="checkpoint one was replaced by two"):
-        refuse_replaced(settings, first)
+        refuse_replaced(first, read_markers(settings), first.last_planned())
 
 
 @pytest.fixture
