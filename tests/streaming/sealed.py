@@ -36,10 +36,15 @@ def sealed_rows(
     spark: SparkSession, number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings
 ) -> DataFrame:
     """Return the table's rows for bucket `number` with the messages `rows`."""
+    sealed = sealed_table(number, rows, batch_settings)
+    return spark.createDataFrame(sealed, from_arrow_schema(STORED_SCHEMA)).coalesce(1)
+
+
+def sealed_table(number: int, rows: Iterable[Mapping[str, Any]], batch_settings: BatchSettings) -> pa.Table:
+    """Return the same rows (`STORED_SCHEMA`), not as Spark's."""
     sealed = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, batch_settings)]
     batches = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(sealed).to_batches()))
-    frame = spark.createDataFrame(pa.Table.from_batches(batches).to_pylist(), from_arrow_schema(STORED_SCHEMA))
-    return frame.coalesce(1)
+    return pa.Table.from_batches(batches, STORED_SCHEMA)
 
 
 def cancelled_in(store: BucketTable) -> dict[tuple[str, int], list[int]]:

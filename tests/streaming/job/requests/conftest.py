@@ -1,8 +1,12 @@
-"""Stand-ins for brokers, for tests of the decision about cancels and names."""
+"""Tables and stand-ins for brokers, for tests of the decision about cancels and names."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+from pyspark.sql import SparkSession
 
 from state.cancel import MessageId
 from state.checkpoint.progress import Progress
@@ -10,6 +14,22 @@ from state.message_ids import each_of as each_id
 from state.message_ids import ids_of
 from streaming.job.requests.recalled import RecalledMessages
 from tests.streaming.job.requests.desk_bench import BATCH, TOPIC, span
+from tests.streaming.job.requests.memory_table import MemoryTable
+from tests.streaming.job.requests.spark_table import SparkTable
+
+
+@pytest.fixture
+def memory_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTable:
+    """An empty table in memory. `test_decisions.py` shows that decisions on the real table are the same."""
+    monkeypatch.setattr("streaming.job.requests.runs.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    return MemoryTable()
+
+
+@pytest.fixture
+def spark_table(spark: SparkSession, empty_table: Path, tmp_path: Path) -> SparkTable:
+    """An empty real table."""
+    shutil.copytree(empty_table, tmp_path / "spark" / "buckets")
+    return SparkTable(spark, str(tmp_path / "spark" / "buckets"))
 
 
 @pytest.fixture

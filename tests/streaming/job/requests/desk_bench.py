@@ -7,10 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.buckets.bucket_table import BucketTable
 from state.buckets.operator import ASKED, SHARD_OUTPUT_SCHEMA, TAKEN_OUT, TAKEN_OUT_COLUMNS
 from state.cancel import REQUEST_SCHEMA, MessageId
 from state.checkpoint.origin import CheckpointOrigin
@@ -19,12 +16,14 @@ from state.kinds import KIND, MESSAGE
 from state.message import encode_chunk
 from state.message_ids import ID
 from state.names import HASH_BYTES
-from streaming.job.requests.search import driver_rows
 from tests.messages import some_batch_settings
-from tests.streaming.sealed import seal_messages
+from tests.streaming.job.requests.memory_table import MemoryTable
+from tests.streaming.job.requests.spark_table import SparkTable
+from tests.streaming.sealed import sealed_table
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=4, index_precision_bits=4)
 TOPIC = "delayline-in"
+Table = MemoryTable | SparkTable
 # The batch that decides reads from this offset. Then its number, and the cutoff of the batch before.
 READ, BATCH, PREVIOUS_MS = 60, 9, 1_000
 # The batch's clock, which is before its cutoff.
@@ -33,10 +32,10 @@ CLOCK_MS = 400
 ASKED_SCHEMA = REQUEST_SCHEMA.append(pa.field("found_due_ms", pa.int64()))
 
 
-def seal(store: BucketTable, number: int, **dues: int) -> None:
+def seal(store: Table, number: int, **dues: int) -> None:
     """Seal messages as bucket `number`: due times by offset, as `_5=1_200`."""
     rows = [{"offset": int(name[1:]), "deliver_at_ms": due} for name, due in dues.items()]
-    seal_messages(store, number, rows, BATCH_SETTINGS)
+    store.append(sealed_table(number, rows, BATCH_SETTINGS), "checkpoint", number)
 
 
 class CancelledId(NamedTuple):
@@ -63,13 +62,13 @@ def span(
     )
 
 
-def output_of(store: BucketTable, rows: Iterable[dict[str, Any]]) -> tuple[DataFrame, list[Row]]:
+def output_of(store: Table, rows: Iterable[dict[str, Any]]) -> tuple[Any, list[Any]]:
     """Return rows of `SHARD_OUTPUT_SCHEMA` as the state stage gives them, and those that the driver reads."""
     texts = {"part": "", "by_topic": "{}", "accepted": "{}", "topic": ""}
     empty = dict.fromkeys(SHARD_OUTPUT_SCHEMA.names, 0) | texts | {"chunk": b""}
     table = pa.Table.from_pylist([empty | row for row in rows], schema=SHARD_OUTPUT_SCHEMA)
-    frame = store.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
-    return frame, driver_rows(frame)
+    frame: Any = store.frame(table)
+    return frame, store.driver_rows(frame)
 
 
 def asked_rows(requests: pa.Table) -> list[dict[str, Any]]:

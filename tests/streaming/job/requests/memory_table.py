@@ -6,7 +6,7 @@ So a decision takes milliseconds, and a test can make thousands of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from state.buckets.id_rows import ID_ROW_SCHEMA, packed_ids
+from state.buckets.operator import ASKED, KEPT, NAMED, TAKEN_OUT
 from state.buckets.parts import IdRows, chunks_of, is_metadata, part_of
 from state.buckets.table_rows import STORED_SCHEMA
 from state.index.locate import ENTRY_SCHEMA, METADATA, entries_of
@@ -22,6 +23,8 @@ from state.order import in_order
 from tests.messages import ids_of_rows
 
 _KINDS = re.compile(r"kind IN \((.+)\)")
+# The kinds with chunks that the driver reads (`streaming.job.requests.search.driver_rows`).
+_READ_BY_DRIVER = (ASKED, TAKEN_OUT, KEPT, NAMED)
 
 
 class Rows:
@@ -82,6 +85,10 @@ class MemoryTable:
         """Return a frame with the rows of `table`."""
         return Rows(table)
 
+    def driver_rows(self, frame: Rows) -> list[Any]:
+        """As `streaming.job.requests.search.driver_rows`."""
+        return [row if row["kind"] in _READ_BY_DRIVER else row | {"chunk": None} for row in frame.collect()]
+
     def append(self, rows: pa.Table, writer_id: str, batch_id: int) -> None:
         """Store rows once."""
         if batch_id > self._newest.get(writer_id, -1):
@@ -101,13 +108,14 @@ class MemoryTable:
         """As of `BucketTable`."""
         yield self._ids(kind).filter(pc.field("bucket") < bucket)
 
-    def join_names(self, due_before_ms: int) -> None:
-        """As `join_names` of all Delta partitions with names but the oldest."""
-        parts = {IdRows.NAMED.bucket_of(part): part for part in self._rows.column("part").to_pylist()}
-        numbers = sorted(number for number in parts if number is not None)[1:]
-        if not numbers:
-            return
-        chosen = {parts[number] for number in numbers}
+    def id_partitions(self, kind: IdRows) -> set[int]:
+        """Return the buckets of the Delta partitions with rows of a kind."""
+        numbers = map(kind.bucket_of, self._rows.column("part").to_pylist())
+        return {number for number in numbers if number is not None}
+
+    def join_names(self, numbers: Collection[int], due_before_ms: int) -> None:
+        """As `sinks.buckets.join_commits.join_names`."""
+        chosen = set(map(IdRows.NAMED.partition, numbers))
         by_name: dict[bytes, list[dict[str, Any]]] = {}
         for row in ids_of_rows(self._in_partitions(lambda part: part in chosen)).to_pylist():
             by_name.setdefault(row["name"], []).append(row)
@@ -117,7 +125,7 @@ class MemoryTable:
             for own in by_name.values()
         ]
         left = pa.Table.from_pylist([row for row in newest if row[until] >= due_before_ms], schema=ID_ROW_SCHEMA)
-        joined = packed_ids(IdRows.NAMED, numbers[-1])(iter(in_order(left).combine_chunks().to_batches()))
+        joined = packed_ids(IdRows.NAMED, max(numbers))(iter(in_order(left).combine_chunks().to_batches()))
         others = self._in_partitions(lambda part: part not in chosen)
         self._rows = pa.concat_tables([others, pa.Table.from_batches(joined, STORED_SCHEMA)])
 

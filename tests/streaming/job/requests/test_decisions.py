@@ -1,14 +1,15 @@
 """Whole batches of requests against a model: each message either comes out or is cancelled, and all answers agree.
 
 Records become messages and requests as in the job, go through the state stage, and the desk decides. Its decision is
-stored, staged and released here. The table is in memory, and in the thorough test it is the real one.
+stored, staged and released here. The table is in memory, and in the last tests it is the real one.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,12 +22,9 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql import SparkSession
 
 from conf.settings import Settings
-from sinks.buckets.bucket_table import BucketTable
-from sinks.buckets.join_commits import join_names
 from sources.intake.accept import accept
 from sources.intake.accepted import Accepted
 from sources.intake.request_grouping import RequestGrouping
@@ -56,6 +54,7 @@ from streaming.job.requests.recalled import RecalledMessages
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 from tests.streaming.job.requests.cancel_model import Answer, Model, Occurrence, Plan, Record
 from tests.streaming.job.requests.memory_table import MemoryTable
+from tests.streaming.job.requests.spark_table import SparkTable
 
 TOPIC, RESULTS, CHECKPOINT = "delayline-in", "delayline-results", "c"
 # The first message of a name stays.
@@ -378,9 +377,14 @@ class Service:
         if step.then in ("started again", "names joined"):
             self._end()
         if step.then == "names joined":
-            self.table.join_names(min(clock_ms, span.cutoff_ms))
+            self._join_names(min(clock_ms, span.cutoff_ms))
         # The batch has read the earlier answers of the release processes before.
         return self._answered(answers)
+
+    def _join_names(self, due_before_ms: int) -> None:
+        """Join all Delta partitions with names but the oldest."""
+        if numbers := sorted(self.table.id_partitions(IdRows.NAMED))[1:]:
+            self.table.join_names(numbers, due_before_ms)
 
     def rescale(self, bucket: int) -> None:
         """Seal the contents of the state as `bucket`, as another checkpoint finds them."""
@@ -767,25 +771,6 @@ def cancelled_until(table: Any, bucket: int) -> dict[MessageId, list[tuple[int, 
     return found
 
 
-class SparkTable(BucketTable):
-    """The real table, which takes and gives Arrow tables as the one in memory does."""
-
-    def frame(self, table: pa.Table) -> DataFrame:
-        """Return a frame with the rows of `table`."""
-        return self.spark.createDataFrame(table.to_pylist(), from_arrow_schema(SHARD_OUTPUT_SCHEMA))
-
-    def append(self, rows: Any, writer_id: str, batch_id: int) -> None:
-        """Store rows once."""
-        super().append(
-            self.spark.createDataFrame(rows.to_pylist(), from_arrow_schema(STORED_SCHEMA)), writer_id, batch_id
-        )
-
-    def join_names(self, due_before_ms: int) -> None:
-        """Join all Delta partitions with names but the oldest."""
-        if numbers := sorted(self.id_partitions(IdRows.NAMED))[1:]:
-            join_names(self, numbers, due_before_ms)
-
-
 @example(_EXAMPLE)
 @example(_KEEPING)
 @example(_DELIVERED)
@@ -808,16 +793,31 @@ def test_hundreds_of_runs_agree_with_the_model(steps: list[Step]) -> None:
     run_all(MemoryTable(), steps)
 
 
-@pytest.mark.thorough
-@pytest.mark.takes(60)
-def test_the_real_table_agrees_with_the_model(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.fixture
+def new_table(spark: SparkSession, empty_table: Path, tmp_path: Path) -> Callable[[], SparkTable]:
+    """A function that makes an empty table."""
     numbers = count()
 
+    def make() -> SparkTable:
+        path = tmp_path / str(next(numbers))
+        shutil.copytree(empty_table, path)
+        return SparkTable(spark, str(path))
+
+    return make
+
+
+@pytest.mark.takes(20)
+@pytest.mark.parametrize("steps", [_DELIVERED_LATER, pytest.param(_KEEPING_ON, marks=pytest.mark.thorough)])
+def test_a_run_on_the_real_table_agrees_with_the_model(new_table: Callable[[], SparkTable], steps: list[Step]) -> None:
+    run_all(new_table(), steps)
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(60)
+def test_random_runs_on_the_real_table_agree_with_the_model(new_table: Callable[[], SparkTable]) -> None:
     @given(_STEPS)
     @settings(max_examples=8, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
     def run(steps: list[Step]) -> None:
-        table = SparkTable(spark, str(tmp_path / str(next(numbers))))
-        table.create(from_arrow_schema(STORED_SCHEMA))
-        run_all(table, steps)
+        run_all(new_table(), steps)
 
     run()

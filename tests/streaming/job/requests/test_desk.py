@@ -1,4 +1,4 @@
-"""The decision about cancels, on a real table of sealed buckets."""
+"""The decision about cancels: on a table in memory, and on the real one where that matters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row
 
 from conf.settings import Settings
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.join_commits import join_ids
 from state.answers import Undecided
 from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
-from state.buckets.catalog import SegmentCatalog
 from state.buckets.operator import DUE, KEPT, SEALED
 from state.buckets.parts import IdRows, MergeName
 from state.buckets.table_rows import described_segment
@@ -25,13 +23,12 @@ from state.cancel import MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.kinds import ANSWER
-from state.message import decode_chunk, encode_chunk
+from state.message import encode_chunk
 from state.message_ids import ids_of, parse_id
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.stored_ids import StoredIds
-from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.merge import Merge, finish_merge, merge_slice
 from tests.messages import cancelled as cancelled_table
 from tests.messages import messages
@@ -44,15 +41,25 @@ from tests.streaming.job.requests.desk_bench import (
     READ,
     TOPIC,
     CancelledId,
+    Table,
     asked_rows,
     each_of,
     output_of,
     seal,
     span,
 )
+from tests.streaming.job.requests.memory_table import MemoryTable
+from tests.streaming.job.requests.spark_table import SparkTable
 from tests.streaming.sealed import cancelled_in
 
 pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
+
+
+@pytest.fixture
+def store(memory_table: MemoryTable) -> MemoryTable:
+    """An empty table of sealed buckets."""
+    return memory_table
+
 
 # The counts of kept messages that a shard's own group and its overflow group report.
 OVERFLOW: list[dict[str, Any]] = [{"kind": KEPT, "shard": 1, "count": 3}, {"kind": KEPT, "shard": 1}]
@@ -71,21 +78,14 @@ def _content(answer: tuple[Any, ...]) -> dict[str, Any]:
     return {"result": "undecided"} | (of_message if Undecided.from_bytes(answer[3]).replaces else {})
 
 
-def cancel(store: BucketTable, number: int, *cancelled: CancelledId) -> None:
+def cancel(store: Table, number: int, *cancelled: CancelledId) -> None:
     """Store the messages that the batch of bucket `number` cancels."""
     table = cancelled_table((*each.id, *each[1:]) for each in cancelled)
-    rows = store.spark.createDataFrame(cancelled_rows(table, number))
-    store.append(rows, "checkpoint", number)
+    store.append(cancelled_rows(table, number), "checkpoint", number)
 
 
-def waiting(store: BucketTable) -> list[tuple[int, int]]:
-    """Return offset and due time of each message that a window loads."""
-    catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
-    window = PrefetchWindow(store, catalog, 0, [], 1_000, 10**9, shards=2)
-    rows = [row for piece in window.take(0, 1 << 40) for row in piece.collect()]
-    window.close()
-    loaded = pa.concat_tables(decode_chunk(bytes(row["chunk"])) for row in rows)
-    return sorted(zip(*(loaded.column(name).to_pylist() for name in ("offset", "deliver_at_ms")), strict=True))
+def desk_of(store: Any, **options: Any) -> RequestDesk:
+    return RequestDesk(store, Settings(), **options)
 
 
 def _due_ms(is_found: bool) -> int | None:
@@ -98,7 +98,7 @@ def ask_row(asked: MessageId, own: MessageId) -> dict[str, Any]:
 
 
 def decide(
-    store: BucketTable, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
+    store: Table, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
 ) -> tuple[dict[int | str, str], list[CancelledId]]:
     """Return the result for each offset, or whole id, and the cancelled messages."""
     ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
@@ -107,7 +107,7 @@ def decide(
     ]
     asked_for = asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA))
     frame, rows = output_of(store, [*asked_for, *more.get("rows", ())])
-    decision = RequestDesk(store, Settings()).decide(frame, rows, of or span(), CLOCK_MS)
+    decision = desk_of(store).decide(frame, rows, of or span(), CLOCK_MS)
     by_request = answers_in(decision)
     assert by_request.keys() == {("asks", 1, at) for at in range(len(requests))}
     answers = [by_request["asks", 1, at] for at in range(len(requests))]
@@ -117,7 +117,7 @@ def decide(
 
 
 def replace(
-    store: BucketTable,
+    store: Table,
     *asked: tuple[int, int, str],
     found: Iterable[int] = (),
     rows: Iterable[dict[str, Any]] = (),
@@ -130,25 +130,25 @@ def replace(
         for own, old, condition in asked
     ]
     frame, output = output_of(store, [*asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)), *rows])
-    decision = RequestDesk(store, Settings()).decide(frame, output, of or span(), CLOCK_MS)
+    decision = desk_of(store).decide(frame, output, of or span(), CLOCK_MS)
     answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
     assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
     return [(answer["result"], answer["accepted"]) for answer in answers], decision
 
 
-def test_a_batch_without_asks_has_no_decision(store: BucketTable) -> None:
+def test_a_batch_without_asks_has_no_decision(store: Table) -> None:
     frame, rows = output_of(store, [{"kind": SEALED}])
-    assert RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS) == Decision()
+    assert desk_of(store).decide(frame, rows, span(), CLOCK_MS) == Decision()
 
 
-def test_what_the_state_stage_took_out_is_cancelled_and_kept_until_it_would_be_due(store: BucketTable) -> None:
+def test_what_the_state_stage_took_out_is_cancelled_and_kept_until_it_would_be_due(store: Table) -> None:
     results, cancelled = decide(store, 5, 5, found=[5])
     assert results == {5: "cancelled"}
     # A rebuild would accept it again otherwise, as long as its record is there.
     assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, FOUND_MS)]
 
 
-def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batch(store: BucketTable) -> None:
+def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batch(store: Table) -> None:
     # Slots of 16 ms and more: the index does not know whether 990 or 1,001 is below the cutoff before.
     seal(store, 3, _1=900, _2=990, _3=999, _4=1_000, _5=1_001, _6=1_499, _7=90_000)
     results, cancelled = decide(store, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -159,8 +159,7 @@ def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batc
     assert all(each.from_ms <= dues[each.id[2]] <= each.until_ms for each in cancelled)
 
 
-@pytest.mark.thorough
-def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time(store: BucketTable) -> None:
+def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time(store: Table) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     results, cancelled = decide(store, 1, 1, 2)
     assert set(results.values()) == {"cancelled"}
@@ -172,7 +171,7 @@ def test_the_same_message_asked_for_twice_and_again_later_is_cancelled_each_time
     assert (much_later, newly) == ({1: "cancelled"}, [])
 
 
-def test_what_has_the_id_of_an_earlier_message_that_was_cancelled_is_looked_for(store: BucketTable) -> None:
+def test_what_has_the_id_of_an_earlier_message_that_was_cancelled_is_looked_for(store: Table) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     cancel(store, 4, *(CancelledId((TOPIC, 0, each), due, due) for each, due in ((1, 5_000), (2, 6_000), (7, 900))))
     # The input topic was created again.
@@ -180,12 +179,11 @@ def test_what_has_the_id_of_an_earlier_message_that_was_cancelled_is_looked_for(
     chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}]))
     results, cancelled = decide(store, 1, 2, 7, rows=[{"kind": SEALED, "segment": 1 << 20, "chunk": chunk}, *OVERFLOW])
     assert set(results.values()) == {"cancelled"}
+    # The window loads by the same rule: tests/streaming/job/sealed/test_prefetch_window.py.
     assert {(each.id[2], each.until_ms) for each in cancelled} == {(1, 7_000), (7, 70_000)}
-    seal(store, 6, _2=6_500)
-    assert waiting(store) == [(1, 7_000), (2, 6_500)]
 
 
-def test_a_replay_decides_the_same_although_its_decision_is_stored(store: BucketTable) -> None:
+def test_a_replay_decides_the_same_although_its_decision_is_stored(store: Table) -> None:
     seal(store, 3, _1=5_000)
     first = decide(store, 1, 2, found=[2])
     cancel(store, BATCH, *first[1])
@@ -193,33 +191,33 @@ def test_a_replay_decides_the_same_although_its_decision_is_stored(store: Bucket
 
 
 @pytest.mark.thorough
-def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(store: BucketTable) -> None:
-    seal(store, 1, _1=5_000, _2=6_000)
-    seal(store, 2, _3=5_500, _4=6_500)
-    cancel(store, 3, CancelledId((TOPIC, 0, 3), 5_488, 5_503))
+def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(spark_table: SparkTable) -> None:
+    seal(spark_table, 1, _1=5_000, _2=6_000)
+    seal(spark_table, 2, _3=5_500, _4=6_500)
+    cancel(spark_table, 3, CancelledId((TOPIC, 0, 3), 5_488, 5_503))
     buckets: dict[int, Any] = {}
-    for row in store.metadata():
+    for row in spark_table.metadata():
         segment = described_segment(row.asDict())
         buckets.setdefault(segment.bucket, []).append(segment)
     merge = Merge(MergeName(1, 2, 1), buckets)
     while within := merge.next_slice(0):
-        merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, 3), within)
+        merge.add(merge_slice(spark_table, merge, within, BATCH_SETTINGS, 3), within)
     assert merge.cancelled == 1
     merge.check(0)
-    finish_merge(store, merge, 1)
+    finish_merge(spark_table, merge, 1)
     assert sum(segment.count for segment in merge.merged) == 3
-    results, cancelled = decide(store, 1, 3, 4)
+    results, cancelled = decide(spark_table, 1, 3, 4)
     assert set(results.values()) == {"cancelled"}
     assert {each.id[2] for each in cancelled} == {1, 4}
 
 
-def test_messages_that_the_job_has_not_read_or_does_not_read_are_unknown(store: BucketTable) -> None:
+def test_messages_that_the_job_has_not_read_or_does_not_read_are_unknown(store: Table) -> None:
     results, cancelled = decide(store, READ - 1, READ, 10**18, "other/0/1")
     assert results == {READ - 1: "undecided", READ: "unknown", 10**18: "unknown", "other/0/1": "unknown"}
     assert cancelled == []
 
 
-def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketTable) -> None:
+def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: Table) -> None:
     chunk = encode_chunk(messages([{"offset": 7, "deliver_at_ms": 70_000}, {"offset": 8, "deliver_at_ms": 80_000}]))
     sealed = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
     results, cancelled = decide(store, 8, 9, rows=[sealed, *OVERFLOW])
@@ -227,8 +225,7 @@ def test_what_overflow_groups_seal_in_the_same_batch_is_cancelled(store: BucketT
     assert cancelled == [CancelledId((TOPIC, 0, 8), 80_000, 80_000)]
 
 
-@pytest.mark.thorough
-def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(store: BucketTable) -> None:
+def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(store: Table) -> None:
     seal(store, 6, _1=500, _2=3_000)
     seal(store, 7, _3=600, _4=4_000)
     origin: dict[str, Any] = {"first_bucket": 8, "cutoff_ms": 2_000}
@@ -256,43 +253,43 @@ def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
 
 @pytest.mark.thorough
 def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
-    store: BucketTable, known_from: dict[tuple[str, int], int]
+    spark_table: SparkTable, known_from: dict[tuple[str, int], int]
 ) -> None:
     far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
-    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, 510), far)
-    cancel(store, 3, CancelledId((TOPIC, 0, 9), 500, 510))
-    assert store.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
+    cancel(spark_table, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, 510), far)
+    cancel(spark_table, 3, CancelledId((TOPIC, 0, 9), 500, 510))
+    assert spark_table.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
     known_from[TOPIC, 0] = 5
-    join_ids(store, IdRows.CANCELLED, [2, 3], RequestDesk(store, Settings()).forgettable(1_000))
-    assert store.id_partitions(IdRows.CANCELLED).keys() == {3}
-    assert cancelled_in(store)[TOPIC, 0] == [3, 9]
-    results, _ = decide(store, 1, 2, 3, 9, 8)
+    join_ids(spark_table, IdRows.CANCELLED, [2, 3], RequestDesk(spark_table, Settings()).forgettable(1_000))
+    assert spark_table.id_partitions(IdRows.CANCELLED).keys() == {3}
+    assert cancelled_in(spark_table)[TOPIC, 0] == [3, 9]
+    results, _ = decide(spark_table, 1, 2, 3, 9, 8)
     assert results == {1: "undecided", 2: "undecided", 3: "cancelled", 9: "cancelled", 8: "undecided"}
 
 
-def test_cancelled_messages_are_found_by_due_time_and_by_id(store: BucketTable) -> None:
-    cancel(store, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
-    cancel(store, 3, CancelledId((TOPIC, 0, 2), 505, 520))
-    version = store.version()
+def test_cancelled_messages_are_found_by_due_time_and_by_id(spark_table: SparkTable) -> None:
+    cancel(spark_table, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
+    cancel(spark_table, 3, CancelledId((TOPIC, 0, 2), 505, 520))
+    version = spark_table.version()
 
     def chunks(start_ms: int, end_ms: int, from_bucket: int, until_bucket: int) -> list[int]:
-        found = store.cancelled_chunks(start_ms, end_ms, from_bucket, until_bucket, version)
+        found = spark_table.cancelled_chunks(start_ms, end_ms, from_bucket, until_bucket, version)
         return [] if found is None else sorted(row["offset"] for row in found.collect())
 
     assert chunks(0, 2**62, 0, ALL_BUCKETS) == [1, 2], "not what is in no bucket"
     assert [chunks(511, 600, 0, bucket) for bucket in (2, 3)] == [[], [2]]
     assert [chunks(0, 505, 0, 3), chunks(0, 506, 0, 3)] == [[1], [1, 2]]
     assert [chunks(0, 2**62, bucket, 3) for bucket in (2, 3, 4)] == [[1, 2], [2], []]
-    stored = StoredIds(store)
+    stored = StoredIds(spark_table)
     stored.open(3, span().origin)
     asked = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]
     known = stored.cancelled_among(ids_of(asked))
     assert {source: own.tolist() for source, own in known.ids.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
-    assert cancelled_in(store).keys() == {(TOPIC, 0), (TOPIC, 1)}
-    assert store.metadata() == [], "they are no segments"
+    assert cancelled_in(spark_table).keys() == {(TOPIC, 0), (TOPIC, 1)}
+    assert spark_table.metadata() == [], "they are no segments"
 
 
-def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: BucketTable) -> None:
+def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: Table) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     answers, decision = replace(
         store, (50, 1, "waiting"), (51, 1, "waiting"), (52, 8, "waiting"), (53, 8, "always"), (54, 5, "waiting"),
@@ -316,13 +313,13 @@ def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: 
     assert set(results.values()) == {"cancelled"}, "what was refused never comes out"
 
 
-def test_a_replacement_that_a_lost_batch_had_accepted_is_accepted_when_it_is_read_again(store: BucketTable) -> None:
+def test_a_replacement_that_a_lost_batch_had_accepted_is_accepted_when_it_is_read_again(store: Table) -> None:
     seal(store, 3, _1=5_000, _2=6_000, _3=7_000)
     answers, decision = replace(store, (50, 1, "waiting"), (51, 2, "waiting"), (52, 2, "waiting"))
     assert [accepted for _, accepted in answers] == [True, True, False]
     assert decision.replaced == {(TOPIC, 0, 1): (TOPIC, 0, 50), (TOPIC, 0, 2): (TOPIC, 0, 51)}
     rows = cancelled_rows(decision.cancelled, BATCH, decision.replaced)
-    store.append(store.spark.createDataFrame(rows), "checkpoint", BATCH)
+    store.append(rows, "checkpoint", BATCH)
     # The job is lost before it stages anything, and the first batch after a rebuild reads the same records.
     again = span(0, 0, first_bucket=BATCH + 1, cutoff_ms=PREVIOUS_MS)
     answers, decision = replace(store, (50, 1, "waiting"), (51, 2, "waiting"), (53, 2, "waiting"), of=again)
@@ -333,7 +330,7 @@ def test_a_replacement_that_a_lost_batch_had_accepted_is_accepted_when_it_is_rea
     assert answer == ("cancelled", False), "a cancel has taken it out, and no replacement"
 
 
-def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: BucketTable) -> None:
+def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message(store: Table) -> None:
     chunk = encode_chunk(messages([{"offset": 50, "deliver_at_ms": 70_000}]))
     overflow = {"kind": SEALED, "segment": 1 << 20, "chunk": chunk}
     cases: list[tuple[list[dict[str, Any]], list[int]]] = [([overflow, *OVERFLOW], []), ([], [50]), ([], [])]
@@ -343,7 +340,7 @@ def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message
         assert {each.id[2] for each in each_of(decision.cancelled)} == {50, 51}
 
 
-def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_out(store: BucketTable) -> None:
+def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_out(store: Table) -> None:
     rows: list[dict[str, Any]] = [
         {"offset": 7, "deliver_at_ms": 900},
         {"offset": 8, "deliver_at_ms": 900, "error_code": "bad", "output_topic": "delayline-dead-letter"},
@@ -356,7 +353,7 @@ def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_
     assert (results, cancelled) == ({7: "undecided"}, []), "without overflow groups, the state stage takes it out"
 
 
-def test_what_release_processes_have_recalled_is_known(store: BucketTable, recalled: list[MessageId]) -> None:
+def test_what_release_processes_have_recalled_is_known(store: Table, recalled: list[MessageId]) -> None:
     recalled += [(TOPIC, 0, 5), (TOPIC, 0, 6)]
     results, cancelled = decide(store, 5, 7)
     assert (results, cancelled) == ({5: "cancelled", 7: "undecided"}, [])
@@ -367,24 +364,22 @@ def test_what_release_processes_have_recalled_is_known(store: BucketTable, recal
 
 @pytest.mark.parametrize("knows_all", [True, False])
 def test_no_message_is_called_delivered_while_an_answer_about_it_may_be_unread(
-    store: BucketTable, recalled: list[MessageId], monkeypatch: pytest.MonkeyPatch, knows_all: bool
+    store: Table, recalled: list[MessageId], monkeypatch: pytest.MonkeyPatch, knows_all: bool
 ) -> None:
     assert recalled == []
     monkeypatch.setattr(RecalledMessages, "knows_all", knows_all)
     request = ask_row((TOPIC, 0, 5), ("asks", 1, 0))
     frame, rows = output_of(store, asked_rows(pa.Table.from_pylist([request], schema=ASKED_SCHEMA)))
-    decision = RequestDesk(store, Settings()).decide(frame, rows, span(), CLOCK_MS)
+    decision = desk_of(store).decide(frame, rows, span(), CLOCK_MS)
     (value,) = decision.answers.column("value").to_pylist()
     # For the release processes, a request of 1970 is older than they are: they answer it with `unknown` at the worst.
     assert (Undecided.from_bytes(value).asked_ms > 0) == knows_all
 
 
-def test_what_is_old_is_forgotten_each_minute_beside_a_batch(
-    store: BucketTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_old_is_forgotten_each_minute_beside_a_batch(store: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(RecalledMessages, "forget", lambda _, *instants: told.append(instants))
-    desk, now_s = RequestDesk(store, Settings()), time.monotonic()
+    desk, now_s = desk_of(store), time.monotonic()
     frame, rows = asked_for(store, 5)
     for number, after_s, count in ((1, 0, 1), (2, 59, 1), (3, 61, 2), (4, 122, 3)):
         monkeypatch.setattr("streaming.job.requests.desk.time.monotonic", lambda after_s=after_s: now_s + after_s)
@@ -396,10 +391,10 @@ def test_what_is_old_is_forgotten_each_minute_beside_a_batch(
 
 
 def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_before(
-    store: BucketTable, monkeypatch: pytest.MonkeyPatch
+    spark_table: SparkTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal(store, 3, _1=5_000)
-    cancel(store, 4, CancelledId((TOPIC, 0, 2), 5_000, 5_000))
+    seal(spark_table, 3, _1=5_000)
+    cancel(spark_table, 4, CancelledId((TOPIC, 0, 2), 5_000, 5_000))
     may_read = threading.Event()
     read = BucketTable.ids_before
 
@@ -408,14 +403,14 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
         return read(*arguments)
 
     monkeypatch.setattr(BucketTable, "ids_before", slowly)
-    desk = RequestDesk(store, Settings(), is_expected=True)
+    desk = desk_of(spark_table, is_expected=True)
     desk.stored(Decision(), span(), CLOCK_MS)
     # A batch without requests does not wait for it.
     desk.before_batch()
-    desk.stored(desk.decide(*output_of(store, []), span(BATCH + 1), CLOCK_MS), span(BATCH + 1), CLOCK_MS)
+    desk.stored(desk.decide(*output_of(spark_table, []), span(BATCH + 1), CLOCK_MS), span(BATCH + 1), CLOCK_MS)
     desk.before_batch()
     may_read.set()
-    frame, rows = asked_for(store, 1, 2, 3)
+    frame, rows = asked_for(spark_table, 1, 2, 3)
     # All of it was read by then.
     with monkeypatch.context() as patch:
         desk._wait_for([*desk._running])
@@ -426,6 +421,6 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
     desk.close()
 
 
-def asked_for(store: BucketTable, *offsets: int) -> tuple[DataFrame, list[Row]]:
+def asked_for(store: Table, *offsets: int) -> tuple[Any, list[Any]]:
     requests = [ask_row((TOPIC, 0, at), ("asks", 1, at)) for at in offsets]
     return output_of(store, asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)))

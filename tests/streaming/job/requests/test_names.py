@@ -1,4 +1,4 @@
-"""Looking names up, and the decisions of a batch about them, on a real table of sealed buckets."""
+"""Looking names up, and the decisions of a batch about them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame
 
 from conf.settings import Settings
-from sinks.buckets.bucket_table import BucketTable
-from sinks.buckets.join_commits import join_names
+from sinks.buckets.bucket_table import ALL_BUCKETS
 from state.answers import Undecided
 from state.buckets.cancelled import cancelled_rows
 from state.buckets.parts import IdRows
@@ -45,9 +43,15 @@ from tests.streaming.job.requests.desk_bench import (
     seal,
     span,
 )
-from tests.streaming.sealed import cancelled_in
+from tests.streaming.job.requests.memory_table import MemoryTable
 
 pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
+
+
+@pytest.fixture
+def store(memory_table: MemoryTable) -> MemoryTable:
+    """An empty table of sealed buckets."""
+    return memory_table
 
 
 # Due far after the cutoff, unless a test says otherwise.
@@ -76,7 +80,7 @@ def place(offset: int) -> MessageId:
 
 
 def decide(
-    store: BucketTable,
+    store: MemoryTable,
     *given: Given,
     of: BatchSpan | None = None,
     clock_ms: int = CLOCK_MS,
@@ -98,7 +102,7 @@ def decide(
     found_due_ms = [*[None] * len(given), *(dues.get(offset, FAR_MS) for offset in found), *(None for _ in not_found)]
     asked = asked.append_column(ASKED_SCHEMA.field("found_due_ms"), pa.array(found_due_ms, pa.int64()))
     frame, rows = output_of(store, asked_rows(asked))
-    desk = desk or RequestDesk(store, Settings())
+    desk = desk or desk_of(store)
     decision = desk.decide(frame, rows, of or span(), clock_ms)
     answers: dict[int, Any] = {}
     to_names = [answer for answer in decision.answers.to_pylist() if answer["topic"] == TOPIC]
@@ -113,30 +117,27 @@ def decide(
     return answers, decision
 
 
-def store_of(store: BucketTable, number: int, decision: Decision) -> None:
+def desk_of(store: Any) -> RequestDesk:
+    return RequestDesk(store, Settings())
+
+
+def store_of(store: MemoryTable, number: int, decision: Decision) -> None:
     """Store the decision of the batch of bucket `number`."""
     tables = [cancelled_rows(decision.cancelled, number), name_rows(decision.names, number)]
-    store.append(store.spark.createDataFrame(pa.concat_tables(tables)), "checkpoint", number)
+    store.append(pa.concat_tables(tables), "checkpoint", number)
 
 
-def name(store: BucketTable, number: int, until_ms: int = 0, keeps: bool = False, **given: tuple[int, int]) -> None:
+def name(store: MemoryTable, number: int, until_ms: int = 0, keeps: bool = False, **given: tuple[int, int]) -> None:
     """Store names that the batch of bucket `number` has given: offset and due time, by name.
 
     The rows are of use until then, or until `until_ms`.
     """
-    store.append(rows_of_names(store, number, until_ms, keeps, **given), "checkpoint", number)
-
-
-def rows_of_names(
-    store: BucketTable, number: int, until_ms: int = 0, keeps: bool = False, **given: tuple[int, int]
-) -> DataFrame:
-    """Return the rows for these names."""
     rows = [
         {"name": hash_of(each), **dict(zip(("topic", "partition", "offset"), place(offset), strict=True)),
          "deliver_at_ms": due, "until_ms": max(due, until_ms), "keeps": keeps}
         for each, (offset, due) in given.items()
     ]  # fmt: skip
-    return store.spark.createDataFrame(name_rows(pa.Table.from_pylist(rows, NAMED_SCHEMA), number))
+    store.append(name_rows(pa.Table.from_pylist(rows, NAMED_SCHEMA), number), "checkpoint", number)
 
 
 def holders(decision: Decision) -> dict[str, int]:
@@ -244,7 +245,7 @@ def test_the_first_batch_finds_by_name_what_an_earlier_checkpoint_has_left_overd
     assert asked_in(found(rows, *given, left=[2])) == {50: -1, 51: -1}, "no later batch"
 
 
-def test_what_an_outage_has_kept_is_cancelled_by_the_next_of_its_name(store: BucketTable) -> None:
+def test_what_an_outage_has_kept_is_cancelled_by_the_next_of_its_name(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     name(store, 4, a=(1, 5_000), b=(2, 6_000))
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", None), (52, "c", 7_000)]
@@ -254,7 +255,7 @@ def test_what_an_outage_has_kept_is_cancelled_by_the_next_of_its_name(store: Buc
     assert holders(decision) == {"a": 50, "c": 52}
 
 
-def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: BucketTable) -> None:
+def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: MemoryTable) -> None:
     seal(store, 6, _1=500, _2=600)
     name(store, 7, a=(1, 500), b=(2, 600), c=(3, 600))
     seal(store, 8, _3=600)
@@ -265,7 +266,7 @@ def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: 
     assert {each.id for each in each_of(decision.cancelled)} == {place(3)}
 
 
-def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store: BucketTable) -> None:
+def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000, _2=6_000)
     name(store, 4, a=(1, 5_000), b=(2, 6_000))
     answers, decision = decide(store, (50, "a", FAR_MS), (51, "new", FAR_MS))
@@ -284,7 +285,7 @@ def test_what_waits_under_the_name_is_cancelled_and_nobody_gets_an_answer(store:
 # Due far away, and so soon that the batch would have staged it.
 @pytest.mark.parametrize("due_ms", [FAR_MS, PREVIOUS_MS - 1])
 def test_a_cancel_by_name_is_answered_in_a_later_batch_as_in_that_of_its_message(
-    store: BucketTable, due_ms: int
+    store: MemoryTable, due_ms: int
 ) -> None:
     cancelled = {"id": "delayline-in/0/50", "result": "cancelled", "reason": "withdrawn"}
     answers, decision = decide(store, (50, "a", due_ms), (51, "a", None))
@@ -296,7 +297,7 @@ def test_a_cancel_by_name_is_answered_in_a_later_batch_as_in_that_of_its_message
     assert (answers, holders(decision)) == ({}, {"a": 53}), "and nobody asks the release processes for it"
 
 
-def test_a_replay_decides_the_same(store: BucketTable) -> None:
+def test_a_replay_decides_the_same(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000))
     given: list[Given] = [(50, "a", FAR_MS), (51, "a", None), (52, "b", FAR_MS), (53, "b", FAR_MS + 1)]
@@ -311,14 +312,14 @@ def test_a_replay_decides_the_same(store: BucketTable) -> None:
     assert again[1].names.equals(first[1].names)
 
 
-def test_of_one_batch_only_the_last_message_of_a_name_comes_out(store: BucketTable) -> None:
+def test_of_one_batch_only_the_last_message_of_a_name_comes_out(store: MemoryTable) -> None:
     _, decision = decide(store, (50, "a", FAR_MS), (51, "a", 5), (52, "a", FAR_MS))
     assert {each.id[2]: each.from_ms for each in each_of(decision.cancelled)} == {50: FAR_MS, 51: 5}
     assert decision.left_out[TOPIC, 0].tolist() == [50, 51]
     assert holders(decision) == {"a": 52}
 
 
-def test_an_ask_for_what_is_handed_over_goes_on_with_the_messages_id(store: BucketTable) -> None:
+def test_an_ask_for_what_is_handed_over_goes_on_with_the_messages_id(store: MemoryTable) -> None:
     # Between the batch's clock and the cutoff before it.
     name(store, 4, a=(1, 900), b=(2, 900))
     answers, decision = decide(store, (50, "a", FAR_MS), (51, "b", None))
@@ -327,14 +328,14 @@ def test_an_ask_for_what_is_handed_over_goes_on_with_the_messages_id(store: Buck
     assert each_of(decision.cancelled) == []
 
 
-def test_a_name_whose_message_was_cancelled_and_forgotten_is_no_ask_for_the_release(store: BucketTable) -> None:
+def test_a_name_whose_message_was_cancelled_and_forgotten_is_no_ask_for_the_release(store: MemoryTable) -> None:
     # Due after the cutoff before, and in no bucket: it was cancelled, and its input record is deleted since.
     name(store, 4, a=(1, FAR_MS), b=(2, FAR_MS))
     answers, _ = decide(store, (50, "a", FAR_MS), (51, "b", None))
     assert answers == {51: {"id": "delayline-in/0/2", "result": "cancelled", "reason": "withdrawn"}}
 
 
-def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_count(store: BucketTable) -> None:
+def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_count(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000))
     name(store, 5, a=(READ, FAR_MS))
@@ -347,7 +348,7 @@ def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_co
 
 @pytest.mark.parametrize("has_answered", [False, True])
 def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
-    store: BucketTable, recalled: list[MessageId], has_answered: bool
+    store: MemoryTable, recalled: list[MessageId], has_answered: bool
 ) -> None:
     name(store, 4, a=(1, 900))
     recalled += [place(1)] if has_answered else []
@@ -360,11 +361,11 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
 
 
 def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancelled_is_deleted(
-    store: BucketTable, known_from: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
+    store: MemoryTable, known_from: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streaming.job.requests.desk._FORGET_EVERY_S", -1.0)
     known_from[TOPIC, 0] = READ
-    desk = RequestDesk(store, Settings())
+    desk = desk_of(store)
     # So late that later batches would have staged it.
     later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
     _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)
@@ -380,7 +381,7 @@ def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancell
     desk.close()
 
 
-def test_a_name_is_free_once_its_message_is_delivered(store: BucketTable) -> None:
+def test_a_name_is_free_once_its_message_is_delivered(store: MemoryTable) -> None:
     name(store, 4, a=(1, FAR_MS), b=(2, FAR_MS))
     name(store, 5, until_ms=FAR_MS, a=(3, CLOCK_MS - 1))
     answers, decision = decide(store, (50, "a", None), (51, "c", CLOCK_MS - 1))
@@ -390,48 +391,13 @@ def test_a_name_is_free_once_its_message_is_delivered(store: BucketTable) -> Non
     assert holders(decision) == {"b": 51}, "unless the row of the message before would be found instead"
 
 
-def names_left(store: BucketTable) -> int:
+def names_left(store: MemoryTable) -> int:
     """Return how many rows of names the table has."""
-    left = store.ids(IdRows.NAMED)
-    return 0 if left is None else left.count()
-
-
-def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: BucketTable) -> None:
-    name(store, 2, a=(1, FAR_MS), b=(2, FAR_MS), c=(3, 100))
-    name(store, 3, a=(4, FAR_MS + 1))
-    name(store, 4, until_ms=FAR_MS + 1, a=(5, 200), d=(6, FAR_MS))
-    every = [*map(hash_of, "abcd")]
-
-    def found(before: int = BATCH) -> dict[str, int]:
-        stored = StoredIds(store)
-        stored.open(before, span().origin)
-        table = stored.named_among(every, 1_000)
-        pairs = zip(table.column("name").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        # The last one of several rows counts.
-        return {name_of(name): offset for name, offset in pairs}
-
-    # The message of `a` is staged, and its row hides the row of the message before.
-    assert (found(), found(4)) == ({"a": 5, "b": 2, "d": 6}, {"a": 4, "b": 2})
-    join_names(store, [3, 4], 1_000)
-    assert store.id_partitions(IdRows.NAMED).keys() == {2, 4}
-    assert found() == {"a": 5, "b": 2, "d": 6}
-    join_names(store, [2, 4], 1_000)
-    assert found() == {"a": 5, "b": 2, "d": 6}
-    assert names_left(store) == 3
-    assert store.id_partitions(IdRows.NAMED).keys() == {4}
-    assert store.metadata() == [], "they are no segments"
-    assert cancelled_in(store) == {}
-
-
-def test_of_two_occurrences_that_a_batch_has_stored_a_join_keeps_the_name_of_the_later_one(store: BucketTable) -> None:
-    name(store, 5, a=(1, 2_000), b=(2, FAR_MS))
-    store.append_rows(rows_of_names(store, 5, a=(1, FAR_MS), b=(2, 2_000)))
-    join_names(store, [5], 3_000)
-    assert names_left(store) == 2
+    return sum(ids.num_rows for ids in store.ids_before(IdRows.NAMED, ALL_BUCKETS))
 
 
 def test_what_a_message_that_repeats_had_the_name_from_does_not_come_back_once_names_are_joined(
-    store: BucketTable,
+    store: MemoryTable,
 ) -> None:
     name(store, 2, keeps=True, a=(1, FAR_MS))
     name(store, 3, until_ms=FAR_MS, keeps=True, a=(2, 100))
@@ -439,14 +405,14 @@ def test_what_a_message_that_repeats_had_the_name_from_does_not_come_back_once_n
         name(store, number, keeps=True, a=(2, due_ms))
     # With its first occurrence, and without.
     for joined in ([3, 4], [5, 6], [4, 6]):
-        join_names(store, joined, 500)
+        store.join_names(joined, 500)
         _, decision = decide(store, (50, "a", FAR_MS), mode=KEEP)
         assert not decision.drops
-    join_names(store, [2, 6], 500)
+    store.join_names([2, 6], 500)
     assert names_left(store) == 1
 
 
-def test_a_batch_that_only_gives_names_cancels_nothing(store: BucketTable) -> None:
+def test_a_batch_that_only_gives_names_cancels_nothing(store: MemoryTable) -> None:
     answers, decision = decide(store, (50, "a", FAR_MS))
     assert (answers, decision.cancelled.num_rows, decision.left_out) == ({}, 0, {})
 
@@ -604,7 +570,7 @@ def test_modes_of_two_messages_of_a_name_may_differ() -> None:
         assert kept(found.names) == {"a": (50, mode == KEEP)}
 
 
-def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store: BucketTable) -> None:
+def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000), keeps=True)
     given: list[Given] = [(50, "a", FAR_MS), (51, "a", 5), (52, "new", FAR_MS)]
@@ -628,7 +594,7 @@ def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store:
     assert keys == {50: b"delayline-in/0/1", 51: b"delayline-in/0/1", 52: None}, "the last one stays the name"
 
 
-def test_a_message_that_takes_a_name_over_has_an_answer_if_it_wants_one(store: BucketTable) -> None:
+def test_a_message_that_takes_a_name_over_has_an_answer_if_it_wants_one(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000), b=(2, 900))
     answers, decision = decide(store, (50, "a", FAR_MS), (51, "b", FAR_MS), wants_answer=True)
@@ -643,7 +609,7 @@ def test_a_message_that_takes_a_name_over_has_an_answer_if_it_wants_one(store: B
 
 @pytest.mark.parametrize("by_name", [True, False])
 def test_what_is_handed_over_and_was_asked_for_keeps_no_name_in_later_batches(
-    store: BucketTable, recalled: list[MessageId], by_name: bool
+    store: MemoryTable, recalled: list[MessageId], by_name: bool
 ) -> None:
     # Between the batch's clock and the cutoff before it.
     name(store, 4, a=(1, 900), keeps=True)
@@ -670,7 +636,7 @@ def test_what_is_handed_over_and_was_asked_for_keeps_no_name_in_later_batches(
     assert decision.left_out[TOPIC, 0].tolist() == [53]
 
 
-def test_a_replay_drops_the_same_whatever_was_recalled_since(store: BucketTable, recalled: list[MessageId]) -> None:
+def test_a_replay_drops_the_same_whatever_was_recalled_since(store: MemoryTable, recalled: list[MessageId]) -> None:
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000), b=(2, 900), c=(3, 900), keeps=True)
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS), (52, "c", FAR_MS), (53, "d", 5), (54, "d", FAR_MS)]
@@ -685,7 +651,7 @@ def test_a_replay_drops_the_same_whatever_was_recalled_since(store: BucketTable,
     assert {offset for offset, answer in again[0].items() if answer != first[0][offset]} == {52}, "it is known now"
 
 
-def test_a_message_that_was_cancelled_by_its_id_is_followed_by_the_next_of_its_name(store: BucketTable) -> None:
+def test_a_message_that_was_cancelled_by_its_id_is_followed_by_the_next_of_its_name(store: MemoryTable) -> None:
     seal(store, 3, _1=5_000)
     name(store, 4, a=(1, 5_000), keeps=True)
     _, decision = decide(store, not_found=[1])

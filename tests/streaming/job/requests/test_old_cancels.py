@@ -12,7 +12,6 @@ from confluent_kafka import Producer
 
 from conf.setting_types import DAY, HOUR, MINUTE
 from conf.settings import Settings
-from sinks.buckets.bucket_table import BucketTable
 from sinks.topics.topics import ensure_topics
 from state.answers import OLD_MS, Undecided
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
@@ -29,6 +28,7 @@ from streaming.maintenance.merge_plan import MergeRules
 from tests.conftest import MakeSettings
 from tests.messages import cancelled, some_batch_settings
 from tests.streaming.job.requests.desk_bench import ASKED_SCHEMA, asked_rows, output_of
+from tests.streaming.job.requests.spark_table import SparkTable
 from tests.streaming.sealed import cancelled_in, seal_messages
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -55,7 +55,7 @@ def span(settings: Settings, batch_id: int) -> BatchSpan:
     return BatchSpan(CheckpointOrigin("c", 1, 2), batch_id, NOW_MS, NOW_MS + MINUTE, ends, ends)
 
 
-def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id: int) -> dict[int, str | int]:
+def results(desk: RequestDesk, store: SparkTable, settings: Settings, batch_id: int) -> dict[int, str | int]:
     """Return the outcome of a request for each message: the result, or how the release processes learn of it."""
     requests = [
         dict.fromkeys(ASKED_SCHEMA.names)
@@ -73,9 +73,9 @@ def results(desk: RequestDesk, store: BucketTable, settings: Settings, batch_id:
 
 
 def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_afterwards(
-    store: BucketTable, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    spark_table: SparkTable, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = settings.topics.input[0]
+    store, topic = spark_table, settings.topics.input[0]
     past_ms, far_ms = NOW_MS - 5 * HOUR, NOW_MS + 90 * DAY
     # Messages by their offsets. Old ones: 0 and 1 were due hours ago, 2 would not be due yet, 3 waits, and 4 and 5 were
     # staged. Other ones: 6 was due hours ago, and 7 and 8 were staged.

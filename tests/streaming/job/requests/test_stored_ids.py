@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from pyspark import SparkFiles
+from pyspark.sql import SparkSession
 
 from sinks.buckets.bucket_table import BucketTable
-from sinks.buckets.join_commits import join_ids
+from sinks.buckets.join_commits import join_ids, join_names
 from state.buckets.cancelled import NOTHING_FORGETTABLE, cancelled_rows
 from state.buckets.parts import IdRows
 from state.cancel import REQUEST_SCHEMA, WAITING, Request
@@ -22,6 +24,7 @@ from state.names import NAMED_SCHEMA, name_rows
 from streaming.job.requests.stored_ids import StoredIds
 from tests.messages import cancelled
 from tests.streaming.job.requests.desk_bench import hash_of, name_of
+from tests.streaming.sealed import cancelled_in
 
 TOPIC, OTHER = "delayline-in", "other"
 # The origin of a checkpoint that began when the first four buckets were sealed.
@@ -48,9 +51,12 @@ def tables(number: int) -> tuple[pa.Table, pa.Table]:
     return cancelled((*each, 500, 510) for each in ids), pa.Table.from_pylist(rows, schema=NAMED_SCHEMA)
 
 
-@pytest.fixture
-def full(store: BucketTable) -> BucketTable:
-    """A table with all that the batches store."""
+@pytest.fixture(scope="module")
+def full(spark: SparkSession, empty_table: Path, tmp_path_factory: pytest.TempPathFactory) -> BucketTable:
+    """A table with all that the batches store. Tests only read it."""
+    path = tmp_path_factory.mktemp("full") / "buckets"
+    shutil.copytree(empty_table, path)
+    store = BucketTable(spark, str(path))
     for number in range(len(BATCHES)):
         ids, names = tables(number)
         rows = pa.concat_tables([cancelled_rows(ids, number), name_rows(names, number)])
@@ -173,6 +179,54 @@ def test_what_was_replaced_is_read_from_the_table_also_when_its_rows_were_joined
         stored.close()
         join_ids(store, IdRows.CANCELLED, [0, 1, 2], NOTHING_FORGETTABLE)
     assert store.id_partitions(IdRows.CANCELLED).keys() == {2}
+
+
+def store_names(store: BucketTable, number: int, until_ms: int = 0, **given: tuple[int, int]) -> None:
+    """Store names that a batch has given in bucket `number`: offset and due time, by name."""
+    rows = [
+        (hash_of(name), TOPIC, 0, offset, due_ms, max(due_ms, until_ms), False)
+        for name, (offset, due_ms) in given.items()
+    ]
+    names = name_rows(table_from(rows, NAMED_SCHEMA), number)
+    store.append_rows(store.spark.createDataFrame(names))
+
+
+def names_left(store: BucketTable) -> int:
+    """Return how many rows of names the table has."""
+    left = store.ids(IdRows.NAMED)
+    return 0 if left is None else left.count()
+
+
+def test_joined_names_are_found_as_before_and_forgotten_with_the_oldest(store: BucketTable) -> None:
+    store_names(store, 2, a=(1, 70_000), b=(2, 70_000), c=(3, 100))
+    store_names(store, 3, a=(4, 70_001))
+    store_names(store, 4, until_ms=70_001, a=(5, 200), d=(6, 70_000))
+
+    def found(before: int = 9) -> dict[str, int]:
+        stored = StoredIds(store)
+        stored.open(before, ORIGIN)
+        named = known(stored, 1_000)[1]
+        stored.close()
+        return named
+
+    # The message of `a` is staged, and its row hides the row of the message before.
+    assert (found(), found(4)) == ({"a": 5, "b": 2, "d": 6}, {"a": 4, "b": 2})
+    join_names(store, [3, 4], 1_000)
+    assert store.id_partitions(IdRows.NAMED).keys() == {2, 4}
+    assert found() == {"a": 5, "b": 2, "d": 6}
+    join_names(store, [2, 4], 1_000)
+    assert found() == {"a": 5, "b": 2, "d": 6}
+    assert names_left(store) == 3
+    assert store.id_partitions(IdRows.NAMED).keys() == {4}
+    assert store.metadata() == [], "they are no segments"
+    assert cancelled_in(store) == {}
+
+
+def test_of_two_occurrences_that_a_batch_has_stored_a_join_keeps_the_name_of_the_later_one(store: BucketTable) -> None:
+    store_names(store, 5, a=(1, 2_000), b=(2, 70_000))
+    store_names(store, 5, a=(1, 70_000), b=(2, 2_000))
+    join_names(store, [5], 3_000)
+    assert names_left(store) == 2
 
 
 def test_only_messages_that_have_a_name_still_keep_it(stored: StoredIds) -> None:
