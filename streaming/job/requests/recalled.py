@@ -28,13 +28,11 @@ from state.kinds import Mask
 from state.message_ids import Ids
 from state.recalled import KnownFrom, partition_of_shard
 from streaming.job.requests.recalled_log import RecalledLog
-from streaming.job.requests.recalled_rows import Reading, Recalled, no_rows
+from streaming.job.requests.recalled_rows import LIMITS, Limits, Reading, Recalled, no_rows
 from streaming.job.requests.runs import Source, chosen
 
 log = logging.getLogger(__name__)
 
-# How many records are deleted in one transaction: a second's work.
-_DELETED_AT_ONCE = 10_000
 # How long to wait for transactions that are open when the topic is read. They last for milliseconds, unless the process
 # hangs or is dead. Then its successor, or the broker, ends them.
 _OPEN_S = 0.2
@@ -44,7 +42,7 @@ Bounds = Mapping[tuple[str, int], int]
 class RecalledMessages:
     """The records of the recalled topic. Not thread-safe, except for `known_from`."""
 
-    def __init__(self, settings: Settings, epoch: int, has_run: bool = False) -> None:
+    def __init__(self, settings: Settings, epoch: int, has_run: bool = False, limits: Limits = LIMITS) -> None:
         """Read nothing yet.
 
         `epoch` is the checkpoint's. `has_run` says whether earlier processes have staged messages.
@@ -54,7 +52,8 @@ class RecalledMessages:
         self._epoch = epoch
         self._has_run = has_run
         self._topic_ids: TopicIds | None = None
-        self._log = RecalledLog(settings)
+        self._limits = limits
+        self._log = RecalledLog(settings, limits.read)
         # Kafka's id of the topic, and how far each partition is read; None and empty before the first time.
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
@@ -177,7 +176,7 @@ class RecalledMessages:
             # Skip records of an earlier recalled topic, which may have had more partitions.
             if number in self._next
         )
-        while several := list(islice(rest, _DELETED_AT_ONCE)):
+        while several := list(islice(rest, self._limits.written)):
             writer.delete(several)
         self._runs.forget(is_old)
 
@@ -228,7 +227,7 @@ class RecalledMessages:
 
     def _read_to(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Read the partitions of `ends` up to there, from the offsets `begins` on."""
-        reading = Reading(self._runs, self._epoch, self._created_again)
+        reading = Reading(self._runs, self._epoch, self._created_again, self._limits)
         self._log.read(begins, ends, reading.take)
         reading.end()
         self._next = {**begins, **ends}

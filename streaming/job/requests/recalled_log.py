@@ -18,7 +18,6 @@ from sinks.internal_topics.newest_record import reader_options
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S, _POLL_S = 10.0, 1.0
-_AT_ONCE = 10_000
 _PAUSE_S = 0.01
 
 
@@ -28,8 +27,9 @@ class RecalledLog:
     Each method may raise KafkaException.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Open nothing yet."""
+    def __init__(self, settings: Settings, at_once: int) -> None:
+        """Open nothing yet. `at_once` is how many records are read at once."""
+        self._at_once = at_once
         self._topic = settings.recalled_topic
         self._options = reader_options(librdkafka_options(settings.kafka), self._topic)
         self._consumer: Consumer | None = None
@@ -70,7 +70,7 @@ class RecalledLog:
                 if time.monotonic() > heard_s + _TIMEOUT_S:
                     raise BrokerUnreachable(f"{self._topic} cannot be read")
                 # Without a timeout: it would wait that long for so many messages.
-                for message in (consumer.poll(_POLL_S), *consumer.consume(_AT_ONCE, 0)):
+                for message in (consumer.poll(_POLL_S), *consumer.consume(self._at_once, 0)):
                     if message is None or not _is_record(message):
                         continue
                     heard_s = time.monotonic()

@@ -19,9 +19,6 @@ from streaming.job.requests.runs import Numbers, Runs, Source, divided
 
 log = logging.getLogger(__name__)
 
-# How many records are kept as single objects before they become a run, and how many deletions are kept before the runs
-# with the deleted rows are written again.
-_MOST_FOUND, _MOST_DELETED = 100_000, 500_000
 # The columns of each record: the id, and the fields of `Recalled`.
 _RECALLED_SCHEMA = pa.schema(
     [*ID_SCHEMA, ("epoch", pa.int64()), ("counts", pa.bool_()), ("due_before_ms", pa.int64()), ("number", pa.int64())]
@@ -29,6 +26,24 @@ _RECALLED_SCHEMA = pa.schema(
 
 # The partition and the key of a record.
 _Key = tuple[int, bytes | None]
+
+
+class Limits(NamedTuple):
+    """How many records the driver has in memory.
+
+    - `read`: at once.
+    - `found`: as single objects, before they become a run.
+    - `deleted`: as keys, before the runs with the deleted rows are written again.
+    - `written`: to delete in one transaction, a second's work.
+    """
+
+    read: int = 10_000
+    found: int = 100_000
+    deleted: int = 500_000
+    written: int = 10_000
+
+
+LIMITS = Limits()
 
 
 class Recalled(NamedTuple):
@@ -53,7 +68,9 @@ def no_rows() -> Runs[Recalled]:
 class Reading:
     """Takes in records as they are read. After a failure, they can be read again from the same offsets."""
 
-    def __init__(self, runs: Runs[Recalled], epoch: int, created_again: Collection[str]) -> None:
+    def __init__(
+        self, runs: Runs[Recalled], epoch: int, created_again: Collection[str], limits: Limits = LIMITS
+    ) -> None:
         """Add to `runs`. `epoch` is the checkpoint's, and `created_again` are input topics that were created again.
 
         Records of later epochs are ignored.
@@ -61,6 +78,7 @@ class Reading:
         self._runs = runs
         self._epoch = epoch
         self._created_again = created_again
+        self._limits = limits
         self._found: dict[_Key, tuple[MessageId, Recall]] = {}
         # The keys that were deleted after their last record.
         self._deleted: set[_Key] = set()
@@ -85,9 +103,9 @@ class Reading:
             if recall.epoch <= self._epoch:
                 self._deleted.discard((number, key))
                 self._found[number, key] = identity, recall
-        if len(self._found) > _MOST_FOUND:
+        if len(self._found) > self._limits.found:
             self._add()
-        if len(self._deleted) > _MOST_DELETED:
+        if len(self._deleted) > self._limits.deleted:
             self.end()
 
     def end(self) -> None:

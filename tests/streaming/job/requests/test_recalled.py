@@ -20,8 +20,9 @@ from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
 from state.recalled import KNOWN_FROM_PARTITION, Recall, partition_of_shard, recall_records
-from streaming.job.requests import recalled, recalled_log, recalled_rows
+from streaming.job.requests import recalled, recalled_log
 from streaming.job.requests.recalled import RecalledMessages
+from streaming.job.requests.recalled_rows import Limits
 from streaming.job.requests.runs import Runs
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeSettings
@@ -105,29 +106,20 @@ def test_what_any_shard_has_recalled_is_known_to_this_process_and_to_later_ones(
         assert read(other, settings) == [1, 2, 3, 4]
 
 
-def test_what_is_read_is_kept_in_pieces(
-    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recalled_rows, "_MOST_FOUND", 2)
-    monkeypatch.setattr(recalled_log, "_AT_ONCE", 2)
+def test_what_is_read_is_kept_in_pieces(broker: EmbeddedBroker, settings: Settings) -> None:
     recall(broker, settings, *range(10))
-    assert read(reader, settings) == list(range(10))
+    with closing(RecalledMessages(settings, EPOCH, limits=Limits(read=2, found=2))) as reader:
+        assert read(reader, settings) == list(range(10))
 
 
 @pytest.mark.parametrize(("most_found", "most_deleted"), [(0, 0), (0, 100), (100, 0), (100, 100)])
 def test_a_record_that_was_deleted_after_it_was_read_is_not_known(
-    broker: EmbeddedBroker,
-    settings: Settings,
-    reader: RecalledMessages,
-    monkeypatch: pytest.MonkeyPatch,
-    most_found: int,
-    most_deleted: int,
+    broker: EmbeddedBroker, settings: Settings, most_found: int, most_deleted: int
 ) -> None:
-    monkeypatch.setattr(recalled_rows, "_MOST_FOUND", most_found)
-    monkeypatch.setattr(recalled_rows, "_MOST_DELETED", most_deleted)
-    source = settings.topics.input[0], 0
+    limits, source = Limits(found=most_found, deleted=most_deleted), (settings.topics.input[0], 0)
     recall(broker, settings, 1, 2, 3)
     recall(broker, settings, 4, shard=1)
+    reader = RecalledMessages(settings, EPOCH, limits=limits)
     assert read(reader, settings) == [1, 2, 3, 4]
     with closing(RecalledWriter(settings)) as writer:
         # A deletion for another epoch or another shard does not count.
@@ -137,17 +129,15 @@ def test_a_record_that_was_deleted_after_it_was_read_is_not_known(
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce(settings.recalled_topic, None, b"of somebody else", partition_of_shard(0))
     assert producer.flush(30) == 0
-    with closing(RecalledMessages(settings, EPOCH)) as other:
+    with closing(reader), closing(RecalledMessages(settings, EPOCH, limits=limits)) as other:
         for each in (reader, other):
             assert read(each, settings) == [1, 3, 4]
             assert {offset for _, offsets in each.every() for offset in offsets} == {1, 3, 4}
 
 
 def test_the_runs_are_written_once_however_many_records_with_deletions_are_read(
-    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recalled_rows, "_MOST_FOUND", 2)
-    monkeypatch.setattr(recalled_log, "_AT_ONCE", 2)
     source = settings.topics.input[0], 0
     recall(broker, settings, 19)
     with closing(RecalledWriter(settings)) as writer:
@@ -162,7 +152,8 @@ def test_the_runs_are_written_once_however_many_records_with_deletions_are_read(
         forget(runs, *arguments)
 
     monkeypatch.setattr(Runs, "forget", counted)
-    assert read(reader, settings) == [5, 11, 17, 19]
+    with closing(RecalledMessages(settings, EPOCH, limits=Limits(read=2, found=2))) as reader:
+        assert read(reader, settings) == [5, 11, 17, 19]
     assert len(written) == 1
 
 
@@ -232,15 +223,12 @@ def test_what_was_recalled_in_another_epoch_is_not_known_and_its_deletion_delete
             assert read(other, settings) == left
 
 
-def test_old_records_are_deleted_in_pieces(
-    broker: EmbeddedBroker, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recalled, "_DELETED_AT_ONCE", 2)
+def test_old_records_are_deleted_in_pieces(broker: EmbeddedBroker, make_settings: MakeSettings) -> None:
     settings = make_settings("cancels.known_for=2d")
     ensure_topics(settings, 1)
     publish(broker, settings, *[60 * 60] * 5, 0)
     recall(broker, settings, *range(6))
-    with closing(RecalledMessages(settings, EPOCH)) as reader:
+    with closing(RecalledMessages(settings, EPOCH, limits=Limits(written=2))) as reader:
         # The bounds are already known when it is opened, and nothing else moves them.
         assert read(reader, settings) == [0, 1, 2, 3, 4, 5]
         assert known_from(reader, settings) == 5
