@@ -4,6 +4,9 @@ It has two consumers, each for both logs. One waits at the broker for new record
 and does not wait for more, so that it finds the ends of the logs at once. More records may have come behind these ends
 while earlier ones were taken in. Releasing without these records would break the order. So it reads on until it has
 everything that was there a moment ago.
+
+It does the same after a stall: its caller was busy for a while, or the process was paused, and records have come since
+then that are due before others that it knows.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -37,6 +40,8 @@ _PREFETCH_KBYTES = 4096
 # How long requested ends of the logs count as present, and how long the consumer for new records may take for its first
 # answer. No message is due less than 0.3 s after it has come, except for messages that cannot be put in order anyway.
 _PRESENT_S, _FIRST_ANSWER_S = 0.1, 0.15
+# If the caller reads again later than that, new records may be due already, and are read up to the ends.
+_STALL_S = 0.15
 # After this many requests for the ends, a busy host gets more time for each request: it must not repeat them forever.
 _MOST_QUESTIONS = 20
 # A larger gap is not read through, but sought across.
@@ -55,7 +60,7 @@ _NO_POSITION_REMEDY = (
 class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
-    `position` is the one to go on from. `at_end` is set once everything that was there lately has been read. `ends` are
+    `position` is the one to go on from. `at_end` says whether everything that was there lately has been read. `ends` are
     the offsets below which all of each log is read, records without messages included. If `damaged` is set to a
     dictionary, it gets the chunks that cannot be read, which are not yielded then.
     """
@@ -75,6 +80,9 @@ class LogReader:
         self._sought_s, self._questions = -math.inf, 0
         # Until when to wait for the first answer of the consumer for new records; None while it is not in use.
         self._answer_by_s: float | None = None
+        # Whether that consumer was ever in use, and when the last call of `read` had an answer, by the monotonic clock.
+        self._follows = False
+        self._read_s = math.inf
         self._options = {
             **options,
             "group.id": f"{settings.ready_topic}-reader",
@@ -113,15 +121,19 @@ class LogReader:
             self._follow_at_ends()
         consumer = self._there if self._answer_by_s is None else self._coming
         first = consumer.poll(timeout_s)
-        if self._answer_by_s is not None and (first is not None or time.monotonic() > self._answer_by_s):
+        now_s = time.monotonic()
+        if self._answer_by_s is not None and now_s > self._read_s + timeout_s + _STALL_S:
+            self._read_up_to_ends()
+        elif self._answer_by_s is not None and (first is not None or now_s > self._answer_by_s):
             self.at_end = True
+        self._read_s = now_s
         if first is None:
             return
         failure: KafkaException | None = None
         foreign: list[Place] = []
-        for message in (first, *consumer.consume(_MOST_AT_ONCE, 0)):
+        for message in chain([first], _fetched(consumer)):
             if _is_eof(message):
-                self.ends[self._log_of(message)] = message.offset() or 0
+                self._reach(self._log_of(message), message.offset() or 0)
                 continue
             try:
                 if not self._is_record(message):
@@ -130,7 +142,10 @@ class LogReader:
                 failure = failure or problem
                 continue
             place, headers, payload = self._place_of(message), read_headers(message), message.value() or b""
-            self.ends[place.log] = place.offset + 1
+            if place.offset < self.ends[place.log]:
+                # The other consumer has read it.
+                continue
+            self._reach(place.log, place.offset + 1)
             if not is_chunk(headers, payload):
                 foreign.append(place)
             elif not self.position.skips(place):
@@ -232,8 +247,21 @@ class LogReader:
                 return
         # Records that this consumer has fetched since then are read by the other one.
         self._there.unassign()
-        self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
-        self._answer_by_s = time.monotonic() + _FIRST_ANSWER_S
+        # The questions may have taken long.
+        self._answer_by_s = self._read_s = time.monotonic()
+        if not self._follows:
+            self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
+            self._answer_by_s += _FIRST_ANSWER_S
+            self._follows = True
+
+    def _read_up_to_ends(self) -> None:
+        """Read up to the present ends of the logs. The consumer for new records goes on meanwhile."""
+        self.at_end, self._answer_by_s = False, None
+        self._sought_s, self._questions = -math.inf, 0
+        self._there.assign([self._partition(log, end) for log, end in self.ends.items()])
+
+    def _reach(self, log: Log, end: int) -> None:
+        self.ends[log] = max(self.ends[log], end)
 
     def _is_behind(self) -> bool:
         """Return whether a log is not yet read up to its known end: a busy log never reports its end itself."""
@@ -286,6 +314,14 @@ class LogReader:
 
     def _name(self, place: Place) -> str:
         return f"{self._topics[place.log]}/{self._shard} at offset {place.offset}"
+
+
+def _fetched(consumer: Consumer) -> Iterator[Message]:
+    """Yield everything that `consumer` has fetched."""
+    while messages := consumer.consume(_MOST_AT_ONCE, 0):
+        yield from messages
+        if len(messages) < _MOST_AT_ONCE:
+            return
 
 
 def _is_eof(message: Message) -> bool:

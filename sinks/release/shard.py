@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # How long to wait for records of the logs at most, before the thread looks whether it must stop.
 _POLL_S = 0.2
-# The same while the broker is asked where the near log ends.
+# The same while the broker is asked where a log ends.
 _ANSWER_S = 0.005
 _COUNT_EVERY_S = 1.0
 # How long nothing is pending until the position is moved to the end of the log: not after each of frequent messages.
@@ -112,7 +112,8 @@ class ShardRelease(PartThread):
 
         1. Open the ring, which fences all others, and read the position.
         2. Read both logs from there to their ends: the last record may have the first message that is due.
-        3. Again and again: take in new records, plan the messages due within the lead, and write them.
+        3. Again and again: take in new records, plan the messages due within the lead, and write them. If that took
+           long, first read up to the ends again.
 
         After the clock was set back, everything starts again at 1: new messages may be due before messages that were
         written ahead.
@@ -143,10 +144,10 @@ class ShardRelease(PartThread):
                     next_ms = pending.next_due_ms
                     self.drained = pending.is_empty and not self._writer.in_flight
                     self._count(pending)
-                    most_s = _ANSWER_S if pending.needs_near_end else _POLL_S
+                    most_s = _POLL_S if reader.at_end and not pending.needs_near_end else _ANSWER_S
                     early_ms = most_s * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
                     self._take(reader, pending, min(max(early_ms, 0) / 1000, most_s))
-                    planned = self._plan(reader, pending) or self._past_end(pending)
+                    planned = (self._plan(reader, pending) or self._past_end(pending)) if reader.at_end else None
                     self._writer.write(planned, pending.needs)
         except ClockSetBack:
             log.warning(

@@ -118,6 +118,24 @@ def test_what_has_come_while_the_rest_was_taken_in_is_read_before_the_reader_is_
         assert_eventually(lambda: list(reader.read(0.05)), 30)
 
 
+def test_after_a_stall_the_reader_is_at_the_ends_once_it_has_read_what_has_come_since(bench: ReleaseBench) -> None:
+    bench.hand_over(_chunk(bench, {1: 1}), log=Log.NEAR)
+    with LogReader(bench.settings, bench.options, 0, None) as reader:
+        assert len([*reader.read_to_end()]) == 1
+        bench.hand_over(*(_chunk(bench, {number: number}) for number in range(2, 302)), log=Log.NEAR)
+        bench.hand_over(_chunk(bench, {302: 302}))
+        time.sleep(0.5)
+        read = [place for place, _, _ in reader.read(0.005)]
+        assert not reader.at_end
+        while not reader.at_end:
+            read += [place for place, _, _ in reader.read(0.005)]
+        assert len(read) == 301
+        # Both clients have fetched them.
+        assert_eventually(lambda: not list(reader.read(1.0)), 30)
+        bench.hand_over(_chunk(bench, {303: 303}), log=Log.NEAR)
+        assert_eventually(lambda: list(reader.read(0.05)), 30)
+
+
 def test_no_follower_is_asked_which_has_new_records_later(bench: ReleaseBench) -> None:
     with LogReader(bench.settings, {**bench.options, "client.rack": "a"}, 0, None) as reader:
         assert reader._options["client.rack"] == ""
