@@ -60,9 +60,9 @@ _NO_POSITION_REMEDY = (
 class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
-    `position` is the one to go on from. `at_end` says whether everything that was there lately has been read. `ends` are
-    the offsets below which all of each log is read, records without messages included. If `damaged` is set to a
-    dictionary, it gets the chunks that cannot be read, which are not yielded then.
+    `position` is the one to go on from. `at_end` says whether all that was there lately has been read. `ends` has the
+    offsets below which all of each log is read, records without messages included. If `damaged` is set to a dictionary,
+    it gets the chunks that cannot be read, which are not yielded then.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from sortedcontainers import SortedList
 
 from sinks.internal_topics.position import Log, Place
 from sinks.release.encoded_chunks import Chunk
+from sinks.release.waiting_ids import ChunkIds
 from state.cancel import without_cancelled
 from state.message_ids import Ids
 from state.order import count_before, key_of
@@ -22,12 +23,14 @@ class OpenChunk:
     """The decoded messages of `chunk`, in order. The chunk waits if some messages are not decoded.
 
     All of its memory, `nbytes`, is kept while a message is left. The first message is due at `first_ms` (epoch ms).
+    `ids` has at least the ids of the messages that may be recalled; it is None until a request needs them.
     """
 
     chunk: Chunk
     messages: pa.Table
     nbytes: int
     first_ms: int
+    ids: ChunkIds | None = None
 
     @property
     def place(self) -> Place:
@@ -70,9 +73,9 @@ class OpenChunks:
         self.nbytes -= each.nbytes
         self._offsets[each.place.log].remove(each.place.offset)
 
-    def remove(self, ids: Ids) -> None:
-        """Take the messages with one of `ids` out."""
-        for each in list(self._open.values()):
+    def remove(self, ids: Ids, opened: Iterable[OpenChunk]) -> None:
+        """Take the messages with one of `ids` out of these chunks."""
+        for each in opened:
             each.messages = without_cancelled(each.messages, ids)
             if each.messages.num_rows:
                 each.first_ms = first_ms(each.messages)

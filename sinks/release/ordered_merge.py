@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -158,18 +158,29 @@ class OrderedMerge:
 
     def remove(self, wanted: Ids) -> Ids:
         """Take the `wanted` messages out of the decoded ones, and return their ids."""
-        found = [ids_in(wanted_of(table, wanted)) for table in self.decoded()]
-        self.current = without_cancelled(self.current, wanted)
-        self.current_sizes = sizes_of(self.current)
+        opened = self._opened_with(wanted)
+        found = [ids_in(wanted_of(table, wanted)) for table in (self.current, *(each.messages for each in opened))]
+        if found[0]:
+            self.current = without_cancelled(self.current, wanted)
+            self.current_sizes = sizes_of(self.current)
         if not self.current.num_rows:
             self._current_from = {}
-        self.opened.remove(wanted)
+        self.opened.remove(wanted, opened)
         return united(found)
 
-    def decoded(self) -> Iterator[pa.Table]:
-        """Yield the decoded messages."""
-        yield self.current
-        yield from (each.messages for each in self.opened)
+    def decoded(self, wanted: Ids) -> list[pa.Table]:
+        """Return the decoded messages that have one of the `wanted` ids."""
+        opened = (each.messages for each in self._opened_with(wanted))
+        return [wanted_of(each, wanted) for each in (self.current, *opened)] if wanted else []
+
+    def _opened_with(self, wanted: Ids) -> list[OpenChunk]:
+        """Return the open chunks that may have messages with one of the `wanted` ids."""
+        opened = list(self.opened) if wanted else []
+        ids = []
+        for each in opened:
+            each.ids = each.ids or self.ids_of(each.messages)
+            ids.append(each.ids)
+        return [opened[at] for at in self.waiting_ids.may_have(ids, wanted)]
 
     def _whole_keys(self, count: int) -> int:
         if count == self.current.num_rows or key_of(self.current, count) != (last := key_of(self.current, count - 1)):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sinks.internal_topics.position import Place
-from sinks.release.copies import Copies, due_by, due_now, wanted_of
+from sinks.release.copies import Copies, due_by, due_now
 from sinks.release.encoded_chunks import Chunk, PayloadMissing
 from sinks.release.ordered_merge import OrderedMerge
 from sinks.release.recall import removal_by, terms_of, wanted_now
@@ -99,8 +99,8 @@ class RecallDesk:
     def wanted_now(self) -> pa.Table:
         """Return the messages wanted by the requests that may be decided now: decoded messages, and copies."""
         wanted = self._copies.wanted
-        own = [wanted_of(each, wanted) for each in self._merge.decoded()] if wanted else []
-        return pa.concat_tables([empty_messages(), *own, *map(self._copies.of, self._waiting_with(wanted))])
+        waiting = map(self._copies.of, self._waiting_with(wanted))
+        return pa.concat_tables([empty_messages(), *self._merge.decoded(wanted), *waiting])
 
     def decide(
         self, place: Place, near_taken_in: int, requests: pa.Table, wanted: pa.Table, now_ms: int
@@ -111,8 +111,8 @@ class RecallDesk:
         """
         asked, terms = asked_by(requests), terms_of(requests)
         # 1. Take out the messages that are found.
-        gone = self._removals.ids_of(Fate.CANCELLED, Fate.MADE_DUE)
-        found, made_due = self._remove(ids_in(asked.filter(pa.array(~among(asked, gone))))), ids_in(wanted)
+        gone = among(asked, self._removals.ids_of(Fate.CANCELLED)) | among(asked, self._removals.ids_of(Fate.MADE_DUE))
+        found, made_due = self._remove(ids_in(asked.filter(pa.array(~gone)))), ids_in(wanted)
         cancelled = without(found, made_due)
         removals = [
             removal_by(terms, place, near_taken_in, ids, fate, self._removals.forget_ms)
@@ -172,7 +172,9 @@ class RecallDesk:
 
         Raises PayloadMissing for chunks that must be read again, but not if `others_first`.
         """
-        wanted = without(wanted_now(requests), self._removals.ids_of(Fate.CANCELLED, Fate.MADE_DUE))
+        wanted = wanted_now(requests)
+        for fate in (Fate.CANCELLED, Fate.MADE_DUE):
+            wanted = without(wanted, self._removals.ids_of(fate))
         self._copies.begin(place, wanted)
         missing = []
         for chunk in self._waiting_with(wanted):
@@ -186,8 +188,11 @@ class RecallDesk:
 
     def _waiting_with(self, wanted: Ids) -> list[Chunk]:
         """Return the waiting chunks that have one of the `wanted` messages. The ids of these chunks are known."""
+        ids = self._merge.waiting_ids
         waiting = self._merge.chunks.waiting if wanted else ()
-        return [chunk for chunk in waiting if self._merge.waiting_ids.common(chunk.ids or (), wanted)]
+        parts = [(chunk, part) for chunk in waiting for part in chunk.ids or ()]
+        may = dict.fromkeys(parts[at][0] for at in ids.may_have([part for _, part in parts], wanted))
+        return [chunk for chunk in may if ids.common(chunk.ids or (), wanted)]
 
 
 def _reasons(

@@ -61,8 +61,9 @@ class Removals:
 
     def __init__(self) -> None:
         self._removals: list[Removal] = []
-        # The ids of all removals.
+        # The ids of all removals, and those of each fate.
         self._ids: Ids = NO_IDS
+        self._of_fate: dict[Fate, Ids] = {}
         # For how long the shard has planned, and when it did last (epoch ms).
         self._planning_ms, self._planned_ms = 0, 0
 
@@ -75,10 +76,11 @@ class Removals:
         """Remember `removal`."""
         self._removals.append(removal)
         self._ids = united([self._ids, removal.ids])
+        self._of_fate[removal.fate] = united([self.ids_of(removal.fate), removal.ids])
 
-    def ids_of(self, *fates: Fate) -> Ids:
-        """Return the ids of messages that had one of these `fates`."""
-        return united(each.ids for each in self._removals if each.fate in fates)
+    def ids_of(self, fate: Fate) -> Ids:
+        """Return the ids of messages that had this `fate`."""
+        return self._of_fate.get(fate, NO_IDS)
 
     def ids_at(self, place: Place) -> Ids:
         """Return the messages that later requests have taken out of the chunk at `place`, or may have taken out."""
@@ -98,7 +100,8 @@ class Removals:
         kept = [each for each in self._removals if _is_needed(each, below) or each.forget_ms > self._planning_ms]
         if len(kept) < len(self._removals):
             self._removals = kept
-            self._ids = united(each.ids for each in kept)
+            self._of_fate = {fate: united(each.ids for each in kept if each.fate is fate) for fate in Fate}
+            self._ids = united(self._of_fate.values())
 
     def needed(self, below: OrderKey | None) -> list[Place]:
         """Return where the requests are that are needed after a crash, if everything `below` is released."""

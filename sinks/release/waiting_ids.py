@@ -1,8 +1,8 @@
-"""Finds ids in waiting chunks: a few searches for each chunk, from however many input partitions it comes."""
+"""Finds ids in waiting chunks: a comparison for each chunk and input partition, and a search where it may have some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,16 +64,39 @@ class WaitingIds:
         numbers = offsets + np.repeat(firsts - lowest, counts)
         return ChunkIds(np.array(sources, dtype=np.int64), lowest, highest, firsts, numbers)
 
+    def may_have(self, chunks: Sequence[ChunkIds], wanted: Ids) -> list[int]:
+        """Return the indices of the `chunks` that have a `wanted` id between the first and the last of a source.
+
+        All chunks are compared together: forwarders stage thousands of small ones, of which few have one.
+        """
+        known = self._known(wanted)
+        if not known or not chunks:
+            return []
+        owners = np.repeat(np.arange(len(chunks)), [len(each.sources) for each in chunks])
+        sources = np.concatenate([each.sources for each in chunks])
+        by_source = np.argsort(sources, kind="stable")
+        numbers = [self._numbers[source] for source in known]
+        starts, ends = (np.searchsorted(sources[by_source], numbers, side) for side in ("left", "right"))
+        lowest, highest = (np.concatenate(each) for each in zip(*((c.lowest, c.highest) for c in chunks), strict=True))
+        may = np.zeros(len(owners), dtype=bool)
+        for offsets, start, end in zip(known.values(), starts.tolist(), ends.tolist(), strict=True):
+            own = by_source[start:end]
+            may[own] = np.searchsorted(offsets, lowest[own]) < np.searchsorted(offsets, highest[own], "right")
+        return list(np.unique(owners[may]).tolist())
+
     def common(self, chunks: Iterable[ChunkIds], wanted: Ids) -> Ids:
         """Return the `wanted` ids that one of `chunks` has."""
-        # Most sources in requests of strangers have no message here.
-        known = {source: offsets for source, offsets in wanted.items() if source in self._numbers}
+        known, chunks = self._known(wanted), list(chunks)
         if not known:
             return NO_IDS
         offsets, counts = np.concatenate([*known.values()]), [len(own) for own in known.values()]
         sources = np.repeat([self._numbers[source] for source in known], counts)
         found = np.zeros(len(offsets), dtype=bool)
-        for chunk in chunks:
-            found |= chunk.among(sources, offsets)
+        for at in self.may_have(chunks, known):
+            found |= chunks[at].among(sources, offsets)
         own = np.split(found, np.cumsum(counts)[:-1])
         return {source: known[source][rows] for source, rows in zip(known, own, strict=True) if rows.any()}
+
+    def _known(self, wanted: Ids) -> Ids:
+        """Return the `wanted` ids without the sources, as of most requests by strangers, that no chunk has."""
+        return {source: offsets for source, offsets in wanted.items() if source in self._numbers}

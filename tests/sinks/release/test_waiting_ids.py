@@ -27,6 +27,21 @@ def test_the_common_ids_are_those_of_sets(
     assert all(len(offsets) and (np.diff(offsets) > 0).all() for offsets in found.values())
 
 
+@given(st.lists(_IDS, max_size=5), _IDS)
+def test_chunks_may_have_an_id_that_is_between_the_first_and_the_last_of_its_source(
+    chunks: list[list[tuple[str, int, int]]], wanted: list[tuple[str, int, int]]
+) -> None:
+    waiting = WaitingIds()
+    known = [waiting.of_chunk(ids_of(chunk)) for chunk in chunks]
+
+    def may_have(chunk: list[tuple[str, int, int]], topic: str, partition: int, offset: int) -> bool:
+        own = [each for *source, each in chunk if source == [topic, partition]]
+        return bool(own) and min(own) <= offset <= max(own)
+
+    expected = [at for at, chunk in enumerate(chunks) if any(may_have(chunk, *each) for each in wanted)]
+    assert waiting.may_have(known, ids_of(wanted)) == expected
+
+
 def _ids(partitions: int, *offsets: int) -> Ids:
     return {("in", number): np.array(offsets, dtype=np.int64) for number in range(partitions)}
 
