@@ -2,10 +2,10 @@
 
 `python -m benchmarks.chaos --minutes 30 --seed 7` starts a broker, a Spark cluster with two workers, and the job, which
 a supervisor restarts whenever it ends. 500 messages/s with mixed delays are published, with cancels, replacements
-and deliver-now requests, and next to them names and schedules, while driver, workers, broker and forwarder are killed
-and paused, and the release process is killed, at random moments. The exit code is 0 only if no message is lost,
-doubled, early, altered, misplaced or out of order, each answer agrees with what came out, each kind of load has
-occurred, and at least half of the messages could be checked for order.
+and deliver-now requests, and next to them names and schedules, while driver, workers, broker, release process and
+forwarder are killed and paused at random moments. The exit code is 0 only if no message is lost, doubled, early,
+altered, misplaced or out of order, each answer agrees with what came out, each kind of load has occurred, and at least
+half of the messages could be checked for order.
 """
 
 from __future__ import annotations

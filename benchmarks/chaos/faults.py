@@ -30,8 +30,8 @@ class Fault:
 
 # The kinds of faults on a cluster, each with its longest duration in seconds.
 ON_A_CLUSTER = {
-    "driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "forward-kill": 0.0, "forward-pause": 15.0,
-    "broker-kill": 6.0, "broker-pause": 15.0, "worker-kill": 5.0, "worker-pause": 15.0,
+    "driver-kill": 0.0, "driver-pause": 25.0, "release-kill": 0.0, "release-pause": 15.0, "forward-kill": 0.0,
+    "forward-pause": 15.0, "broker-kill": 6.0, "broker-pause": 15.0, "worker-kill": 5.0, "worker-pause": 15.0,
 }  # fmt: skip
 
 
@@ -62,8 +62,8 @@ def plan_faults(
 class FaultInjector:
     """Kills and pauses a broker, the workers of a cluster, and a driver that a supervisor restarts.
 
-    It also kills the release process and the forwarder that the driver has started, which the driver starts again, and
-    pauses the forwarder.
+    It also kills and pauses the release process and the forwarder that the driver has started. The driver starts a
+    killed one again.
     """
 
     def __init__(
