@@ -131,7 +131,9 @@ class LogReader:
             return
         failure: KafkaException | None = None
         foreign: list[Place] = []
-        for message in chain([first], _fetched(consumer)):
+        # The consumer for new records must not fall behind: what is released is deleted.
+        also = _fetched(self._coming) if self._follows and consumer is self._there else ()
+        for message in chain([first], _fetched(consumer), also):
             if _is_eof(message):
                 self._reach(self._log_of(message), message.offset() or 0)
                 continue
@@ -143,7 +145,7 @@ class LogReader:
                 continue
             place, headers, payload = self._place_of(message), read_headers(message), message.value() or b""
             if place.offset < self.ends[place.log]:
-                # The other consumer has read it.
+                # It came by the other consumer.
                 continue
             self._reach(place.log, place.offset + 1)
             if not is_chunk(headers, payload):
@@ -255,7 +257,7 @@ class LogReader:
             self._follows = True
 
     def _read_up_to_ends(self) -> None:
-        """Read up to the present ends of the logs. The consumer for new records goes on meanwhile."""
+        """Read up to the present ends of the logs, with both consumers."""
         self.at_end, self._answer_by_s = False, None
         self._sought_s, self._questions = -math.inf, 0
         self._there.assign([self._partition(log, end) for log, end in self.ends.items()])
