@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from conf.errors import FormatMismatch
 from state.cancel import MessageId
 from state.checkpoint.origin import Offsets
 from state.checkpoint.stored_json import STORED, RecordFormat
@@ -90,8 +91,10 @@ def read_known_from(value: bytes) -> KnownFrom:
 
 
 def is_known_from(value: bytes | None) -> bool:
-    """Return whether `read_known_from` reads this value. Raises FormatMismatch."""
+    """Return whether Delayline wrote this value, also in another format: that matters for the newest one alone."""
     try:
         return value is not None and read_known_from(value) is not None
+    except FormatMismatch:
+        return True
     except ValueError:
         return False

@@ -19,7 +19,15 @@ from conf.settings import Settings
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.topics import ensure_topics
 from state.message_ids import ids_of
-from state.recalled import KNOWN_FROM_PARTITION, Recall, partition_of_shard, recall_records
+from state.recalled import (
+    KNOWN_FROM_KEY,
+    KNOWN_FROM_PARTITION,
+    KnownFrom,
+    Recall,
+    known_from_record,
+    partition_of_shard,
+    recall_records,
+)
 from streaming.job.requests import recalled, recalled_log
 from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.recalled_rows import Limits
@@ -206,6 +214,18 @@ def test_a_record_of_a_newer_version_ends_the_job(
     write(broker, settings, b"3:in/0/2", b'{"format": 2}', partition)
     with pytest.raises(FormatMismatch, match="recalled topic"):
         reader.read(NOW_MS)
+
+
+def test_bounds_of_another_version_before_the_newest_ones_do_not_matter(
+    broker: EmbeddedBroker, settings: Settings, reader: RecalledMessages
+) -> None:
+    newest = KnownFrom({}, {}, EPOCH)
+    # They have one key, but compaction has not removed the first record yet.
+    for value in (b'{"format": 2}', known_from_record(newest)):
+        write(broker, settings, KNOWN_FROM_KEY, value, KNOWN_FROM_PARTITION)
+    with closing(RecalledWriter(settings)) as writer:
+        assert writer.known_from == newest
+    assert read(reader, settings) == []
 
 
 def test_what_was_recalled_in_another_epoch_is_not_known_and_its_deletion_deletes_no_other(
