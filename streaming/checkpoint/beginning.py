@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CheckpointMismatch
+from conf.errors import ApplicationHeld, CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
@@ -43,7 +43,7 @@ def begin(
 ) -> None:
     """Write and announce the origin of a checkpoint without a batch, or complete that if it was cut off.
 
-    Raises CheckpointMismatch if a second beginning is refused.
+    Raises CheckpointMismatch if a second beginning is refused, ApplicationHeld if another process was faster.
     """
     if is_first := not checkpoint.is_initialized():
         # Before the fence too: behind it, neither the earlier checkpoint nor a rebuild of it can go on.
@@ -66,8 +66,14 @@ def begin(
         origin = CheckpointOrigin(str(uuid.uuid4()), generation, settings.bucket.shards, input_ids=ids, epoch=epoch)
     else:
         origin = checkpoint.origin
-    # Another process may have begun the checkpoint meanwhile.
-    checkpoint.initialize(origin, replace=not is_first)
+    try:
+        checkpoint.initialize(origin, replace=not is_first)
+    except FileExistsError as problem:
+        # This process was paused after its check of the lease, or the other one uses another Kafka cluster.
+        raise ApplicationHeld(
+            f"another process has begun the checkpoint {checkpoint.path} at the same time. Only one job may use this "
+            "storage.path. If no other one runs, start again: the job continues from that checkpoint"
+        ) from problem
     if _generation(markers) < origin.generation:
         announce_origin(settings, origin, lease.check_now)
     _begin_with_present_inputs(settings, checkpoint, markers, lease)

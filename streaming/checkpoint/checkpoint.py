@@ -56,7 +56,7 @@ class Checkpoint:
     def initialize(self, origin: CheckpointOrigin, replace: bool = True) -> None:
         """Write the origin, and the id for Spark. May be repeated after a crash.
 
-        Without `replace`, an exception of Java is raised if there is an origin.
+        Raises FileExistsError if there is an origin, but not with `replace`.
         """
         self._files.write(ORIGIN, with_format(origin.to_json()), replace)
         # Spark uses the id that it finds here as the query's.

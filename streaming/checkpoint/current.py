@@ -7,6 +7,7 @@ the current one; an object store has no rename of a folder.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
@@ -68,11 +69,13 @@ def make_current(spark: SparkSession, settings: Settings, checkpoint: Checkpoint
 
     Raises CheckpointMismatch, and writes nothing, if there is one of its generation or a newer one.
     """
-    generation = checkpoint.origin.generation
-    if newest_generation(spark, settings) >= generation:
-        raise CheckpointMismatch(
-            f"{checkpoint.path} cannot become the current checkpoint: a pointer in {pointers_path(settings)} "
-            "names one that is as new or newer. Another command has replaced the checkpoint meanwhile"
-        )
-    folder = checkpoint.path.rpartition("/")[2]
-    Folder(spark, pointers_path(settings)).write(str(generation), pointer_to(folder), replace=False)
+    generation, folder = checkpoint.origin.generation, checkpoint.path.rpartition("/")[2]
+    # Another command may write its pointer between the look and the write.
+    with suppress(FileExistsError):
+        if newest_generation(spark, settings) < generation:
+            Folder(spark, pointers_path(settings)).write(str(generation), pointer_to(folder), replace=False)
+            return
+    raise CheckpointMismatch(
+        f"{checkpoint.path} cannot become the current checkpoint: a pointer in {pointers_path(settings)} "
+        "names one that is as new or newer. Another command has replaced the checkpoint meanwhile"
+    )

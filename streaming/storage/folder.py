@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from conf.java.spark_line import checkpoint_class
@@ -64,9 +65,18 @@ class Folder:
     def write(self, name: str, text: str, replace: bool = True) -> None:
         """Write a file in one step: readers find the whole text, or what was there before.
 
-        Without `replace`, an exception of Java is raised if the file exists.
+        Raises FileExistsError if the file exists, but not with `replace`.
         """
         self._before_write()
+        try:
+            self._write(name, text, replace)
+        except Py4JJavaError as problem:
+            # Java's exception differs between file systems.
+            if replace or not self.has(name):
+                raise
+            raise FileExistsError(f"{self.path}/{name}") from problem
+
+    def _write(self, name: str, text: str, replace: bool) -> None:
         manager = self._file_manager.create(self._path_of(self.path), self._conf)
         manager.mkdirs(self._path_of(self.path))
         stream = manager.createAtomic(self._path_of(self.path, name), replace)

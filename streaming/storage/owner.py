@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -27,12 +28,9 @@ def claim_storage(spark: SparkSession, settings: Settings) -> None:
     with translate_storage_errors(settings):
         owner = _owner(folder)
         if owner is None:
-            try:
+            # Another process may be faster.
+            with suppress(FileExistsError):
                 folder.write(OWNER, json.dumps({_KEY: settings.application_id}), replace=False)
-            except Py4JJavaError:
-                # Another process may have been faster.
-                if not folder.has(OWNER):
-                    raise
             owner = _owner(folder)
     if owner != settings.application_id:
         raise CheckpointMismatch(

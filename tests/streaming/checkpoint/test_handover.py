@@ -17,6 +17,7 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import read_markers
 from sinks.topics.topics import ensure_topics
+from streaming.checkpoint import current
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, make_current
 from streaming.checkpoint.handover import switch_over
@@ -94,6 +95,18 @@ def test_a_process_that_comes_late_does_not_take_a_newer_pointer_back(
     with pytest.raises(CheckpointMismatch, match="Another command has replaced the checkpoint meanwhile"):
         make_current(spark, settings, late)
     assert current_checkpoint(spark, settings).origin.checkpoint == "three"
+
+
+def test_a_pointer_that_was_written_meanwhile_is_not_replaced(
+    first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch_over(settings, replace(first.origin, checkpoint="two", generation=2), spark, lease)
+    late = Checkpoint(spark, f"{first.path}-late")
+    late.initialize(replace(first.origin, checkpoint="late", generation=2))
+    monkeypatch.setattr(current, "newest_generation", lambda *_: 1)
+    with pytest.raises(CheckpointMismatch, match="Another command has replaced the checkpoint meanwhile"):
+        make_current(spark, settings, late)
+    assert current_checkpoint(spark, settings).origin.checkpoint == "two"
 
 
 def test_a_checkpoint_that_has_run_is_not_started_again_after_its_pointer_was_lost(

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, UsageError
@@ -112,7 +111,7 @@ def test_a_start_that_was_paused_does_not_replace_the_checkpoint_that_was_begun_
 
     # It is paused after the first answer of the broker.
     monkeypatch.setattr(lease, "check_now", pause)
-    with pytest.raises(Py4JJavaError, match="FileAlreadyExists"):
+    with pytest.raises(ApplicationHeld, match=r"has begun the checkpoint .*/checkpoint at the same time"):
         recover(spark, settings, False, lease)
     (other,) = begun
     assert Checkpoint(spark, other.checkpoint.path).origin == other.checkpoint.origin
