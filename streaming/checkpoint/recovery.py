@@ -214,7 +214,8 @@ def _amended_history(
     A batch that is replayed keeps its own settings. An input topic that was read keeps its id, which may not be the
     `present` one any more (`streaming.checkpoint.recreated_inputs`). Raises CheckpointMismatch if the checkpoint has
     another number of shards, if an input topic was left out before, or was created again since it was read (unless
-    `topics.skip_expired`), or if messages may wait for what is the results topic now.
+    `topics.skip_expired`), if messages may wait for what is the results topic now, or if an input topic was the results
+    topic until now.
     """
     origin = checkpoint.origin
     if origin.shards != settings.bucket.shards:
@@ -241,6 +242,13 @@ def _amended_history(
             f"topics.results is {settings.results_topic}, which was an output topic until now (topics.output "
             "or topics.allowed_outputs). Messages that wait for it would be delivered among the answers. "
             "Set topics.results back, or set it to a new topic and run `delayline topics create`"
+        )
+    # As far as the history goes back.
+    if answered := {each.results for _, each in history.entries[:-1]} & {*settings.topics.input}:
+        raise CheckpointMismatch(
+            f"topics.input names {', '.join(sorted(answered))}, which was topics.results until now. Its answers, and "
+            "those on their way, would be read as messages. Leave it out of topics.input, and publish to a topic with "
+            "another name"
         )
     # Before anything is written: if Kafka is another cluster, the job of this checkpoint may be running on its own.
     recreated_inputs(settings, ids, unread_topics(ids, committed), present)

@@ -117,13 +117,25 @@ def test_a_start_that_was_paused_does_not_replace_the_checkpoint_that_was_begun_
     assert Checkpoint(spark, other.checkpoint.path).origin == other.checkpoint.origin
 
 
+_OUTPUT_BEFORE = r"topics\.results is orders, which was an output topic"
+_RESULTS_BEFORE = r"topics\.input names delayline-results, which was topics\.results until now"
+
+
 @pytest.mark.parametrize(
-    ("results", "planned", "is_refused"),
-    [("orders", 4, True), ("a-new-topic", 4, False), ("delayline-results", 4, False), ("orders", None, False)],
+    ("topics", "planned", "refusal"),
+    [
+        ({"results": "orders"}, 4, _OUTPUT_BEFORE),
+        ({"results": "a-new-topic"}, 4, ""),
+        ({"results": "delayline-results"}, 4, ""),
+        ({"results": "orders"}, None, ""),
+        ({"results": "a-new-topic", "input": ("in", "delayline-results")}, 4, _RESULTS_BEFORE),
+        ({"results": "a-new-topic", "input": ("in", "delayline-results")}, None, ""),
+    ],
 )
-def test_a_results_topic_that_waiting_messages_may_go_to_is_refused(
-    monkeypatch: pytest.MonkeyPatch, results: str, planned: int | None, is_refused: bool
+def test_a_topic_is_refused_in_a_role_in_which_earlier_messages_or_answers_would_be_misread(
+    monkeypatch: pytest.MonkeyPatch, topics: dict[str, Any], planned: int | None, refusal: str
 ) -> None:
+    results = topics["results"]
     counts = {"delayline-out": 4, "orders": 3, "delayline-results": 2}
     monkeypatch.setattr(recovery, "offered_topics", lambda _: counts | {results: 2})
     monkeypatch.setattr(recovery, "dead_letter_bytes", lambda _: 1_000_000)
@@ -141,9 +153,9 @@ def test_a_results_topic_that_waiting_messages_may_go_to_is_refused(
         read_offsets=dict,
         planned=lambda number: PlannedBatch(number, 0, 0, {}),
     )
-    settings = before.model_copy(update={"topics": before.topics.model_copy(update={"results": results})})
-    if is_refused:
-        with pytest.raises(CheckpointMismatch, match=r"topics\.results is orders, which was an output topic"):
+    settings = before.model_copy(update={"topics": before.topics.model_copy(update=topics)})
+    if refusal:
+        with pytest.raises(CheckpointMismatch, match=refusal):
             recovery._amended_history(settings, cast(Checkpoint, checkpoint), planned, {"in": "id"})
         assert written == []
     else:
