@@ -14,6 +14,7 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.clients import admin_client
 from conf.kafka.error_codes import is_of_client, is_outage
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import write_barred
 from conf.settings import Settings
 from state.stub import MOST_STUB_BYTES
 
@@ -146,6 +147,16 @@ def missing_topics(options: Mapping[str, str], topics: Collection[str]) -> list[
 def barred_topics(options: Mapping[str, str], topics: Collection[str]) -> list[str]:
     """Return the `topics` that the login can see but may not write to. Raises KafkaException."""
     return [topic for topic, access in topic_access(options, topics).items() if access.kind == "barred"]
+
+
+def check_writable(settings: Settings, topics: Collection[str]) -> None:
+    """Raise RightMissing if the login may not write to one of `topics`, BrokerUnreachable if no broker answers."""
+    try:
+        barred = barred_topics(librdkafka_options(settings.kafka), topics)
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"cannot read the rights on topics: {problem}") from problem
+    for topic in barred:
+        raise write_barred(topic)
 
 
 def topic_access(options: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicAccess]:

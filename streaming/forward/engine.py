@@ -95,6 +95,12 @@ class LaneForwarder(PartThread):
         inputs = self._context.watch.inputs
         return inputs.terms is not None and not inputs.of_lane(self.lane)
 
+    @property
+    def is_forwarding(self) -> bool:
+        """Whether it reads the lane, or has nothing to read. After it was taken in vain, it must also have worked."""
+        in_doubt = not self.has_worked and time.monotonic() < self.in_doubt_until_s
+        return self.is_idle or (self.is_reading and not in_doubt)
+
     def _forward_or_wait(self) -> None:
         self.stepped_s = time.monotonic()
         try:
@@ -252,6 +258,7 @@ class LaneForwarder(PartThread):
         self._retry.end()
         failpoint("near-claimed")
         lane.claimed(claim)
+        self.has_worked |= taken.num_rows > 0
         self._taken, self._taken_ms = [], 0
         self._context.counts.claimed(self.lane, taken.num_rows, now_ms())
         self._slow = self._slow + 1 if writer.is_spent else 0

@@ -17,6 +17,7 @@ from sinks.group.groups import forward_group
 from sinks.group.member import GroupMember
 from sinks.group.parts import Parts
 from sinks.group.refusals import REFUSED_LIMIT_S
+from sinks.topics.limits import check_writable
 from sinks.topics.topics import check_topics
 from streaming.forward.counts import ForwardCounts
 from streaming.forward.engine import ForwardContext, LaneForwarder
@@ -24,8 +25,8 @@ from streaming.forward.inputs import InputWatch
 
 log = logging.getLogger(__name__)
 
-# So long after another owner took a lane, this process may take it back.
-_RETAKE_S = 1.0
+# So long after another owner took a lane, this process may take it back; and at the longest, if it cannot write.
+_RETAKE_S, _LONGEST_RETAKE_S = 1.0, 60.0
 # A thread with messages to stage waits at most so long for one that computes.
 _SWITCH_S = 0.0005
 
@@ -42,11 +43,13 @@ class ForwardProcess:
         Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable.
         """
         check_topics(settings)
+        # A forwarder that cannot write would take the lanes from the job each time that it is started.
+        check_writable(settings, [settings.near_topic, settings.claims_topic])
         options = librdkafka_options(settings.kafka)
         self.counts = ForwardCounts()
         self._watch = InputWatch(settings, options)
         self._context = ForwardContext(settings, member, options, self._watch, self.counts)
-        self.lanes = Parts(partial(LaneForwarder, self._context), _RETAKE_S)
+        self.lanes = Parts(partial(LaneForwarder, self._context), _RETAKE_S, _LONGEST_RETAKE_S)
         self.group = GroupMember(
             forward_group(settings), options, member, self._on_assign, self._on_revoke, REFUSED_LIMIT_S
         )

@@ -33,7 +33,7 @@ class ForwardMetrics(Collector):
         forwarding = GaugeMetricFamily(
             "delayline_lane_forwarding",
             "1 while the forwarder reads the lane, or if the lane has no input partitions; 0 while the job "
-            "has it, or while it waits for brokers or for the job.",
+            "has it, while it waits for brokers or for the job, or while the forwarder cannot write.",
             labels=["lane"],
         )
         behind = GaugeMetricFamily(
@@ -50,7 +50,7 @@ class ForwardMetrics(Collector):
             claimed.add_metric([str(number)], at_ms / 1000)
         for number in sorted({*self._process.group.numbers, *lanes}):
             lane = lanes.get(number)
-            forwarding.add_metric([str(number)], lane is not None and (lane.is_reading or lane.is_idle))
+            forwarding.add_metric([str(number)], lane is not None and lane.is_forwarding)
             behind.add_metric([str(number)], 0 if lane is None else lane.behind)
         yield from (forwarded, forwarding, behind, claimed)
 
@@ -71,8 +71,10 @@ def forward_health(process: ForwardProcess) -> Health:
     if hanging := sorted(number for number, lane in lanes.items() if now_s - lane.stepped_s > _STILL_S):
         stuck = True
         reasons.append(f"lanes {hanging} hang: no progress for {_STILL_S:.0f} s")
-    if waiting := sorted(assigned - {number for number, lane in lanes.items() if lane.is_reading or lane.is_idle}):
-        reasons.append(f"lanes {waiting} are not read: the job has them, or they wait for brokers or for the job")
+    if waiting := sorted(assigned - {number for number, lane in lanes.items() if lane.is_forwarding}):
+        reasons.append(
+            f"lanes {waiting} are not read or not written: the job has them, or they wait for brokers or for the job"
+        )
     if not assigned:
         reasons.append("the process has no lanes")
     if refused := process.group.refusals.sentence:

@@ -282,7 +282,7 @@ class ClaimWatch:
             is_fenced = isinstance(problem, KafkaException) and problem.args[0].code() in FENCED_ONCE
             if not is_fenced and not isinstance(problem, LaneTaken):
                 raise
-            log.info("lane %d has a forwarder again", lane)
+            log.info("a forwarder opens lane %d; batches wait for its claims", lane)
             # The forwarder has some time to decide.
             self._waited.clear()
             return

@@ -75,6 +75,33 @@ def test_a_part_that_was_taken_is_made_again_after_a_while(caplog: pytest.LogCap
     assert "lane 3: another owner has taken it" in caplog.text
 
 
+def test_a_part_that_is_taken_before_it_has_worked_is_left_for_longer_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s, in_doubt = 0.0, list[bool]()
+    parts = Parts(partial(_Part, PartTaken("taken")), 1.0, 8.0, lambda: now_s)
+
+    def pause_s(lives_s: float = 1.0, has_worked: bool = False) -> float:
+        nonlocal now_s
+        assert _start(parts, 3) == [3]
+        assert parts[3].ended.wait(10)
+        in_doubt.append(parts[3].in_doubt_until_s > now_s)
+        parts[3].has_worked = has_worked
+        now_s += lives_s
+        parts.forget_ended()
+        taken_s = now_s
+        while not parts.add([3]):
+            now_s += 0.5
+        del parts[3]
+        return now_s - taken_s
+
+    assert [pause_s() for _ in range(6)] == [1, 2, 4, 8, 8, 8]
+    assert in_doubt == [False, False, True, True, True, True]
+    assert [pause_s(has_worked=True), pause_s(), pause_s(), pause_s(lives_s=8.0), pause_s()] == [1, 2, 4, 1, 2]
+    assert "lane 3 was taken again before this process completed any work on it" in caplog.text
+    assert "Leaving it to others for 8 s" in caplog.text
+
+
 def test_the_error_of_a_part_is_raised_by_the_process() -> None:
     error = ValueError("broken")
     parts = _parts(error)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -16,14 +18,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conf.errors import BrokerUnreachable
 from conf.failpoints import FORWARD_POINTS
+from conf.settings import Settings
 from sinks.lanes.writer import LaneTaken, LaneWriter
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
-from state.claims import JOB
+from state.claims import JOB, Claim
 from state.lanes import lane_of
 from state.order import ORDER
 from state.shards import shard_of
 from streaming.forward import engine
+from streaming.forward.engine import LaneForwarder
 from streaming.forward.lane import MOST_BEHIND
 from streaming.forward.process import ForwardProcess
 from tests.eventually import assert_eventually
@@ -306,6 +310,39 @@ def test_a_forwarder_that_can_read_but_cannot_write_ends_after_the_limit_of_an_o
     given_up_s = time.monotonic() + 60
     with pytest.raises(BrokerUnreachable, match=r"lane \d: no broker answered for 5 s"):
         ForwardProcess(bench.settings, "north").run(lambda _: time.monotonic() > given_up_s)
+
+
+def test_a_lane_that_is_taken_whenever_the_forwarder_has_something_to_write_is_left_to_the_batches(
+    bench: ForwardBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.open_lanes()
+    write = LaneWriter.write
+
+    # As if it could not reach the brokers of the near log, and the job had taken the lane over meanwhile.
+    def refuse(writer: LaneWriter, claim: Claim, chunks: Any = (), *others: Any) -> None:
+        if chunks:
+            raise LaneTaken("another owner has taken it")
+        write(writer, claim, {}, *others)
+
+    with monkeypatch.context() as patch, bench.forwarder():
+        patch.setattr(LaneWriter, "write", refuse)
+        bench.publish(1)
+        assert_eventually(lambda: "Leaving it to others for 2 s" in caplog.text)
+        patch.undo()
+        assert_eventually(lambda: bench.decided(p0=1))
+    assert bench.forwarded() == ids(bench.input, {0: [0]})
+
+
+def test_a_lane_that_was_taken_in_vain_counts_as_forwarded_once_it_has_staged_something() -> None:
+    watch = SimpleNamespace(inputs=SimpleNamespace(terms="some", of_lane=lambda _: [("in", 0)]))
+    lane = LaneForwarder(cast(Any, SimpleNamespace(watch=watch, settings=Settings())), 0)
+    assert not lane.is_forwarding
+    lane.is_reading = True
+    assert lane.is_forwarding
+    lane.in_doubt_until_s = math.inf
+    assert not lane.is_forwarding
+    lane.has_worked = True
+    assert lane.is_forwarding
 
 
 def test_terms_with_other_settings_hold_from_then_on(make_bench: MakeBench) -> None:

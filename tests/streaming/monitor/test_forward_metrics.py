@@ -20,7 +20,7 @@ _LANES = {0: (True, False), 1: (False, True), 2: (False, False)}
 
 def lane(is_reading: bool = True, is_idle: bool = False, still_s: float = 0, behind: int = 0) -> SimpleNamespace:
     stepped_s = time.monotonic() - still_s
-    return SimpleNamespace(is_reading=is_reading, is_idle=is_idle, stepped_s=stepped_s, behind=behind)
+    return SimpleNamespace(is_forwarding=is_reading or is_idle, stepped_s=stepped_s, behind=behind)
 
 
 def forwarder(numbers: set[int], lanes: dict[int, SimpleNamespace], **of_group: Any) -> Any:
@@ -33,9 +33,17 @@ def forwarder(numbers: set[int], lanes: dict[int, SimpleNamespace], **of_group: 
     ("assigned", "opened", "reasons"),
     [
         ({0, 1}, {0, 1}, []),
-        ({0, 2}, {0, 2}, ["lanes [2] are not read: the job has them, or they wait for brokers or for the job"]),
+        (
+            {0, 2},
+            {0, 2},
+            ["lanes [2] are not read or not written: the job has them, or they wait for brokers or for the job"],
+        ),
         # One that another owner took is opened again in a while.
-        ({0, 1}, {0}, ["lanes [1] are not read: the job has them, or they wait for brokers or for the job"]),
+        (
+            {0, 1},
+            {0},
+            ["lanes [1] are not read or not written: the job has them, or they wait for brokers or for the job"],
+        ),
         (set(), set(), ["the process has no lanes"]),
     ],
 )
