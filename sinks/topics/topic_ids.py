@@ -1,4 +1,4 @@
-"""Kafka's ids of topics: a topic that was deleted and created again has another one."""
+"""Kafka's ids of its cluster and of topics: a topic that was deleted and created again has another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from conf.errors import BrokerUnreachable, TopicMissing
 from conf.kafka.client_log import client_log
-from conf.kafka.clients import STARTING_S
+from conf.kafka.clients import STARTING_S, admin_client
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 
@@ -38,6 +38,16 @@ def input_ids(settings: Settings) -> dict[str, str]:
         return TopicIds(librdkafka_options(settings.kafka)).of(settings.topics.input)
     except KafkaException as problem:
         raise BrokerUnreachable(f"cannot read the ids of the input topics: {problem}") from problem
+
+
+def cluster_id(settings: Settings) -> str | None:
+    """Return the id of the Kafka cluster, or None if its brokers do not tell it. Raises BrokerUnreachable."""
+    try:
+        with admin_client(librdkafka_options(settings.kafka), log) as client:
+            found: str = client.describe_cluster(request_timeout=_TIMEOUT_S).result().cluster_id
+            return found or None
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"cannot read the id of the cluster: {problem}") from problem
 
 
 @dataclass(frozen=True)

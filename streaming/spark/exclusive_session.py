@@ -15,6 +15,7 @@ from conf.errors import QueryFailed
 from conf.kafka.clients import check_clients
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
+from sinks.topics.topic_ids import cluster_id
 from streaming.spark.session import open_session
 from streaming.storage.owner import claim_storage
 
@@ -46,7 +47,7 @@ def exclusive_session(
         stack.callback(spark.stop)
         lease = claiming.result()
         # Before the first step of any command: the lease guards this application's storage alone.
-        claim_storage(spark, settings)
+        claim_storage(spark, settings, cluster_id(settings))
         yield spark, lease
 
 
