@@ -107,16 +107,10 @@ def _nats_cron(text: str) -> str:
     """
     fields = text.replace("?", "*").split()
     if len(fields) == 6:
-        fields[5] = _DAY_WITH_STEP.sub(_until_saturday, fields[5])
+        fields[5] = _DAY_WITH_STEP.sub(r"\1-6/\2", fields[5])
         if "*" not in (fields[3], fields[5]):
             fields[3], fields[5] = _STAR_OF_STEP.sub("1-31", fields[3]), _STAR_OF_STEP.sub("0-6", fields[5])
     return " ".join(fields)
-
-
-def _until_saturday(day_with_step: re.Match[str]) -> str:
-    day, step = day_with_step.groups()
-    # With a step, cronsim reads the range 6-6 as 6-7.
-    return f"{day}-6" if int(step) == 1 else f"{day}-6/{step}"
 
 
 def _activemq_repeat(values: Mapping[str, bytes | None]) -> Schedule | None:

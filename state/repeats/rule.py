@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import Field
 
 from conf.durations import parse_duration_ms, written_duration
 from conf.errors import ZoneMissing, quoted
@@ -35,6 +36,8 @@ _NAMED = {
 }
 _EVERY = re.compile(r"@?every\s+(.+)", re.IGNORECASE | re.DOTALL)
 _FIELDS = re.compile(r"[0-9A-Za-z*,/#-]+(?:[ \t]+[0-9A-Za-z*,/#-]+){4,5}", re.ASCII)
+# A range with a step that leaves something out.
+_STEPPED_RANGE = re.compile(r"(?<![^,])([0-9A-Z]+)-([0-9A-Z]+)/0*[1-9][0-9]*(?![^,])", re.ASCII)
 _FORMS = "an interval (every 10m, PT10M), or a cron expression of five fields, or of six that begin with seconds"
 _DAY_S, _SECOND = 86_400, timedelta(seconds=1)
 # There are few expressions, however many messages are published with them.
@@ -103,8 +106,8 @@ def parse_rule(text: str, zone: str | None = None) -> Rule:
 def _parse_cron(text: str, zone: str) -> Rule:
     if not _FIELDS.fullmatch(text):
         raise ValueError(f"{quoted(text)} is not {_FORMS}")
-    rule = Rule(cron=" ".join(text.upper().split()), zone=zone)
     try:
+        rule = Rule(cron=_as_written(text.upper().split()), zone=zone)
         CronSim(rule.cron, datetime(2000, 1, 1))
         comes = _comes(" ".join(rule.cron.split()[-3:]))
     # The package checks some of this by assertions.
@@ -113,6 +116,15 @@ def _parse_cron(text: str, zone: str) -> Rule:
     if not comes:
         raise ValueError(f"{quoted(text)} never comes")
     return rule
+
+
+def _as_written(fields: list[str]) -> str:
+    """Return the expression of `fields` with `3` for `3-3/2`, which cronsim takes for `3/2`, unlike cron and NATS."""
+
+    def written(kind: Field, text: str) -> str:
+        return _STEPPED_RANGE.sub(lambda each: each[1] if kind.int(each[1]) == kind.int(each[2]) else each[0], text)
+
+    return " ".join(map(written, list(Field)[-len(fields) :], fields))
 
 
 @lru_cache(maxsize=_KNOWN)

@@ -280,6 +280,7 @@ def test_schedules_of_other_schedulers_are_followed(
         (b"0/3", {0, 3, 6}),
         (b"*/3", {0, 3, 6}),
         (b"1-5/2", {1, 3, 5}),
+        (b"5-5/2", {5}),
     ],
 )
 def test_week_of_nats_ends_with_saturday(field: bytes, days: set[int]) -> None:

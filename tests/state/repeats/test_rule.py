@@ -91,6 +91,25 @@ def test_clock_that_is_changed(cron: str, zone: str, start: str, expected: list[
     assert shown(parse_rule(cron, zone), start, len(expected)) == expected
 
 
+@pytest.mark.parametrize(
+    ("cron", "least_s"),
+    [
+        ("3-3/2 * * * *", 3_600), ("03-3/020 * * * *", 3_600), ("5 9-9/1 * * *", 86_400),
+        ("0 0 9 * * MON-1/2,fri-5/2", 86_400), ("1,3-3/2 * * * *", 120), ("3-4/2 * * * *", 3_600),
+    ],
+)  # fmt: skip
+def test_a_step_adds_nothing_to_a_range_of_one_value(cron: str, least_s: int) -> None:
+    assert parse_rule(cron).shortest_ms == 1_000 * least_s
+
+
+def test_a_weekday_as_a_range_with_a_step_is_one_day() -> None:
+    days = [
+        datetime.fromtimestamp(at / 1000, UTC).weekday()
+        for at in coming(parse_rule("0 9 * * MON-1/2"), 0, 30 * 86_400_000)
+    ]
+    assert {*days} == {0}
+
+
 def test_leap_days_come_every_four_years() -> None:
     rule = parse_rule("0 0 29 2 *")
     assert [each[:5] for each in shown(rule, "2096-01-01T00:00", 2)] == ["02-29", "02-29"]
