@@ -166,6 +166,21 @@ def parse_schedule(values: Mapping[str, bytes | None]) -> Schedule:
     return Schedule(rule, until_ms, most, missed)
 
 
+def first_instant(schedule: Schedule, start_ms: int | None, published_ms: int) -> int:
+    """Return the instant of the first occurrence, epoch ms. `start_ms` is when the message is due, if that is decided.
+
+    Raises BadRepeat if the schedule ends before.
+    """
+    rule = schedule.rule
+    if start_ms is None:
+        first_ms = rule.after(published_ms)
+    else:
+        first_ms = start_ms if rule.interval_ms is not None else rule.after(start_ms - 1)
+    if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
+        raise BadRepeat(f"{rule} has no occurrence before it ends")
+    return first_ms
+
+
 def _own(found: Repeats, headers: Headers, policy: DelayPolicy, rejections: Rejections) -> None:
     values: dict[int, dict[str, bytes | None]] = {}
     for name in REPEAT_HEADERS:
@@ -240,12 +255,7 @@ def _first_ms(schedule: Schedule, start_ms: int | None, published_ms: int, polic
         raise BadTimestamp("the schedule begins at the record's timestamp, which lies before May 1970: is it in ms?")
     if rule.interval_ms is not None and rule.interval_ms > most_ms:
         raise DelayTooLong(f"{rule} is more than the longest delay ({longest})")
-    if rule.interval_ms is None:
-        first_ms = rule.after(published_ms if start_ms is None else start_ms - 1)
-    else:
-        first_ms = published_ms + rule.interval_ms if start_ms is None else start_ms
-    if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
-        raise BadRepeat(f"{rule} has no occurrence before it ends")
+    first_ms = first_instant(schedule, start_ms, published_ms)
     if schedule.missed == ALL and _has_more_before(schedule, first_ms, published_ms):
         raise BadRepeat(f"more than {_MOST_BEFORE} occurrences of {rule} lie before the record's timestamp")
     # A delay that a policy has shortened is not refused: an expression's first instant may come a little later.

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from conf.rejected import BadRepeat, TwoDelays
+from conf.rejected import TwoDelays
 from conf.sections import HeaderSettings
-from sources.intake.repeats import parse_schedule
-from sources.intake.schedule import parse_delay_level, parse_deliver_after, parse_deliver_at, parse_deliver_to
+from sources.intake.repeats import first_instant, parse_schedule
+from sources.intake.schedule import (
+    level_delay_ms,
+    parse_delay_level,
+    parse_deliver_after,
+    parse_deliver_at,
+    parse_deliver_to,
+)
 from state.repeats.schedule import REPEAT_HEADERS, Occurrence
 
 
@@ -65,16 +71,29 @@ def repeat_headers(
     return headers
 
 
-def next_instants(headers: Sequence[tuple[str, bytes]], now_ms: int, most: int = 3) -> list[int]:
-    """Return when the next occurrences come (epoch ms) of a message without a delay, with the `repeat_headers`.
+def start_ms(
+    after: str | None, at: str | None, level: str | None, levels_ms: tuple[int, ...], now_ms: int
+) -> int | None:
+    """Return when a message is due that is published now with one of these delays (epoch ms); None without one.
 
-    Raises BadRepeat, also if none comes.
+    Raises BadDeliverAfter, BadDeliverAt, BadDelayLevel.
+    """
+    if at is not None:
+        return parse_deliver_at(os.fsencode(at))
+    if after is not None:
+        return now_ms + parse_deliver_after(os.fsencode(after))
+    return None if level is None else now_ms + level_delay_ms(parse_delay_level(os.fsencode(level)), levels_ms)
+
+
+def next_instants(headers: Sequence[tuple[str, bytes]], due_ms: int | None, now_ms: int, most: int = 3) -> list[int]:
+    """Return when the next occurrences come (epoch ms) of a message that is published now with the `repeat_headers`.
+
+    `due_ms` is when it is due by its delay, if it has one. Returns nothing if that is over. Raises BadRepeat, also if
+    no occurrence comes.
     """
     schedule = parse_schedule(dict(headers))
-    first_ms = schedule.rule.after(now_ms)
-    if first_ms is None or (schedule.until_ms is not None and first_ms > schedule.until_ms):
-        raise BadRepeat(f"{schedule.rule} has no occurrence before it ends")
-    return [each.at_ms for each in schedule.upcoming(Occurrence(1, first_ms), most)]
+    first_ms = first_instant(schedule, due_ms, now_ms)
+    return [] if first_ms < now_ms else [each.at_ms for each in schedule.upcoming(Occurrence(1, first_ms), most)]
 
 
 def _check(names: HeaderSettings, delays: Sequence[tuple[str, bytes]]) -> None:

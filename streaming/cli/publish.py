@@ -107,15 +107,17 @@ def publish(
     """Publish messages, with or without a delay. Prints the id of each message: topic/partition/offset.
 
     Without --after, --at, --level and --repeat the message is delivered immediately. The command checks the schedule
-    before it sends anything, unless --unchecked is given. With --repeat and none of the others, it shows the next three
-    instants of the rule on standard error.
+    before it sends anything, unless --unchecked is given.
+
+    With --repeat, the first occurrence comes when --after, --at or --level says. If the rule is a cron expression, it
+    comes at the expression's first instant from then on. The command shows the next three instants on standard error.
 
     With --replaces, the command waits for the job's answer, and shows it on standard error. Exit codes then: 0 the new
     message is accepted; 3 it is refused, because the old one was cancelled before; 4 it is refused, because the old one
     is staged or unknown; 1 there was no answer in time.
     """
     from sources.canceller import Canceller, place_of
-    from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers
+    from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers, start_ms
     from sources.publisher import Publisher
     from state.cancel import WAITING, replacing
     from state.names import NAME_HEADER
@@ -130,9 +132,10 @@ def publish(
         raise UsageError("--name and --replaces exclude each other: a message with a name replaces the one that has it")
     schedule = schedule_headers(settings.headers, after, at, level, to, checked=not unchecked)
     rule = repeat_headers(repeat, zone, until, most, missed, checked=not unchecked)
-    instants = (
-        next_instants(rule, time.time_ns() // 1_000_000) if rule and not (after or at or level or unchecked) else []
-    )
+    instants: list[int] = []
+    if rule and not unchecked:
+        now_ms = time.time_ns() // 1_000_000
+        instants = next_instants(rule, start_ms(after, at, level, settings.levels.delays, now_ms), now_ms)
     schedule += rule
     user_headers = [header("--header", text) for text in headers or ()]
     if name is not None:

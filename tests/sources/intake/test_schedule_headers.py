@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conf.rejected import BadDelayLevel, BadDeliverAfter, BadDeliverAt, BadDeliverTo, BadRepeat, Rejected, TwoDelays
-from conf.sections import HeaderSettings
-from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers
+from conf.sections import HeaderSettings, LevelSettings
+from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers, start_ms
 
 NAMES = HeaderSettings()
 
@@ -60,10 +60,39 @@ def test_next_instants_end_with_the_schedule_and_without_any_it_is_refused(rule:
     minute, now_ms = 60_000, 1_798_000_200_000
 
     def instants(after_ms: int) -> list[int]:
-        found = next_instants(repeat_headers(rule, until=str(now_ms + after_ms)), now_ms=now_ms)
+        found = next_instants(repeat_headers(rule, until=str(now_ms + after_ms)), None, now_ms)
         return [each - now_ms for each in found]
 
     assert instants(60 * minute) == [10 * minute, 20 * minute, 30 * minute]
     assert instants(10 * minute) == [10 * minute]
     with pytest.raises(BadRepeat, match="has no occurrence before it ends"):
         instants(10 * minute - 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "delay", "expected"),
+    [
+        ("every 10m", {"after": "1m"}, [1, 11, 21]),
+        ("every 10m", {"at": "1798000260000"}, [1, 11, 21]),
+        ("every 10m", {"level": "5"}, [1, 11, 21]),
+        ("every 10m", {"after": "0"}, [0, 10, 20]),
+        ("*/10 * * * *", {"after": "1m"}, [10, 20, 30]),
+        ("*/10 * * * *", {"after": "10m"}, [10, 20, 30]),
+        # Those that are missed by then do not all come.
+        ("every 10m", {"at": "0"}, []),
+        ("every 10m", {"after": "31m"}, None),
+        ("*/10 * * * *", {"after": "31m"}, None),
+    ],
+)
+def test_first_occurrence_comes_by_the_delay_and_before_the_end(
+    rule: str, delay: dict[str, str], expected: list[int] | None
+) -> None:
+    minute, now_ms = 60_000, 1_798_000_200_000
+    options: dict[str, str | None] = {"after": None, "at": None, "level": None, **delay}
+    headers = repeat_headers(rule, until=str(now_ms + 30 * minute))
+    due_ms = start_ms(**options, levels_ms=LevelSettings().delays, now_ms=now_ms)
+    if expected is None:
+        with pytest.raises(BadRepeat, match="has no occurrence before it ends"):
+            next_instants(headers, due_ms, now_ms)
+    else:
+        assert [(each - now_ms) // minute for each in next_instants(headers, due_ms, now_ms)] == expected

@@ -192,6 +192,8 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
         (["--repeat", "every 10m", "--repeat-zone", "Europe/Berlin"], "bad-repeat"),
         (["--repeat", "every 10m", "--repeat-until", "later"], "bad-repeat"),
         (["--repeat", "every 10m", "--repeat-until", "2020-01-01T00:00:00Z"], "bad-repeat"),
+        (["--repeat", "every 10m", "--at", "2031-01-01T00:00Z", "--repeat-until", "2030-12-31T00:00Z"], "bad-repeat"),
+        (["--repeat", "every 10m", "--after", "1h", "--repeat-until", "2026-01-01T00:00Z"], "bad-repeat"),
         (["--repeat-count", "3"], "bad-repeat"),
         (["--after", "\udcff"], "bad-deliver-after"),
         (["--to", "\udcff"], "bad-deliver-to"),
