@@ -136,6 +136,14 @@ def is_undecided(requests: pa.Table) -> Mask:
     return np.asarray(requests.column("delivers"))
 
 
+def in_vain(requests: pa.Table, repeating: Ids) -> Mask:
+    """Return which of `requests` (`REQUEST_SCHEMA`) are deliver-now requests for messages that repeat.
+
+    Such a message keeps its time and its name.
+    """
+    return np.asarray(requests.column("delivers")) & among(requests, repeating)
+
+
 def replacement_ids(requests: pa.Table) -> Ids:
     """Return the ids of the replacements among `requests` (`REQUEST_SCHEMA`)."""
     return ids_in(own_ids(requests.filter(pa.array(comes_with_message(requests)))))

@@ -53,6 +53,7 @@ from state.cancel import (
     Request,
     Successor,
     comes_with_message,
+    in_vain,
     own_ids,
     replacement_ids,
     requests_of,
@@ -161,9 +162,7 @@ def decide(requests: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     # By these, a replay has the same number of answers, whatever was recalled since.
     not_waiting = outcomes.open_ids()
     outcomes.set(facts.recalled, Reason.WITHDRAWN)
-    # A message that repeats keeps its time, despite a deliver-now request.
-    stays = np.asarray(requests.column("delivers")) & among(requests, repeating)
-    own = requests.filter(pa.array(~stays)).filter(pc.field("offset") >= 0)
+    own = requests.filter(pa.array(~in_vain(requests, repeating))).filter(pc.field("offset") >= 0)
     # The first request for a message decides. Among cancels alone, it does not matter which one is first.
     replacements = own.filter(pa.array(comes_with_message(own)))
     every = requests_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []

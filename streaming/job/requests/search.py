@@ -20,7 +20,7 @@ from pyspark.sql.functions import expr
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
-from state.cancel import MessageId, delivering_ids, own_ids, undecided_ids
+from state.cancel import MessageId, delivering_ids, in_vain, own_ids, undecided_ids
 from state.checkpoint.progress import BatchSpan
 from state.index.locate import LOCATED_SCHEMA
 from state.kinds import repeats
@@ -131,14 +131,13 @@ class Search:
     def asked_for(self, requests: pa.Table, repeating: Ids) -> Ids:
         """Return the ids in `requests` (`REQUEST_SCHEMA`), but not from deliver-now requests for messages that repeat.
 
-        Such a message keeps its name. `repeating` are the messages that repeat and came with the batch.
+        `repeating` are the messages that repeat and came with the batch.
         """
         if self.may_repeat:
             keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(requests)))
             waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping))
             repeating = united([repeating, ids_of(waits.repeating)])
-        in_vain = np.asarray(requests.column("delivers")) & among(requests, repeating)
-        return ids_in(requests.filter(pa.array(~in_vain)))
+        return ids_in(requests.filter(pa.array(~in_vain(requests, repeating))))
 
     def take(self, outcomes: Outcomes, asked: BatchRequests, named: LookedUp, requests: pa.Table) -> pa.Table:
         """Let `outcomes` take the messages that `requests` are for (`REQUEST_SCHEMA`, by ids), wherever they wait.
