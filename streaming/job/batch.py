@@ -13,7 +13,6 @@ from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
 
 from conf.failpoints import failpoint
-from conf.instants import instant_and_ms
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.task import Cancels
@@ -221,15 +220,10 @@ class BatchRunner:
         has_more |= any(row["kind"] == BOUND for row in rows)
         self._window.advance(span.cutoff_ms)
         self._admission.done(rows)
-        took_s, sealed = time.monotonic() - started_s, output.sealed
-        sealed_messages = sum(row["count"] for row in sealed)
-        if hand_over is not None or sealed:
-            log.info(
-                "batch %d: staged messages due before %s, sealed %d messages in %d segments, took %.2f s",
-                batch_id, instant_and_ms(span.cutoff_ms), sealed_messages, len(sealed), took_s,
-            )  # fmt: skip
-        self._counts.took("whole", took_s)
-        self._report.batch_done(planned, span, rows, sealed_messages, decision, self._claims.taken_over)
+        took_s, has_staged = time.monotonic() - started_s, hand_over is not None
+        self._report.batch_done(
+            planned, span, rows, output.sealed, decision, self._claims.taken_over, took_s, has_staged
+        )
         failpoint("batch-done")
         # 11. Wait, but not for long if this batch left due messages or records behind: a replayed batch has the cutoff
         #     of its first try, and after a time without batches the next ones follow in steps.

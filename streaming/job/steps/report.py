@@ -1,13 +1,15 @@
-"""The report of a batch to the metrics: its work, and the messages that wait after it."""
+"""The report of a batch to the log and the metrics: its work, and the messages that wait after it."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql import Row
 
+from conf.instants import instant_and_ms
 from conf.settings import Settings
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.operator import KEPT
@@ -21,9 +23,11 @@ from streaming.monitor.estimate import MutableDues
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.table_state import TableState
 
+log = logging.getLogger(__name__)
+
 
 class BatchReport:
-    """Reports each batch to the metrics."""
+    """Reports each batch to the log and the metrics."""
 
     def __init__(
         self,
@@ -41,9 +45,11 @@ class BatchReport:
         planned: PlannedBatch,
         span: BatchSpan,
         rows: Iterable[Row],
-        sealed: int,
+        sealed: Sequence[Row],
         decision: Decision,
         taken_over: Mapping[int, bool],
+        took_s: float,
+        has_staged: bool,
     ) -> None:
         """Report a batch.
 
@@ -51,10 +57,19 @@ class BatchReport:
             planned: its entry in the offset log.
             span: its span.
             rows: its rows (`SHARD_OUTPUT_SCHEMA`), without chunks of messages.
-            sealed: how many messages it has sealed.
+            sealed: its rows of sealed segments.
             decision: its decision.
             taken_over: for each open lane, whether the job has taken it over.
+            took_s: how long it took, in seconds.
+            has_staged: whether it has staged anything.
         """
+        sealed_messages = sum(row["count"] for row in sealed)
+        if has_staged or sealed:
+            log.info(
+                "batch %d: staged messages due before %s, sealed %d messages in %d segments, took %.2f s",
+                span.batch_id, instant_and_ms(span.cutoff_ms), sealed_messages, len(sealed), took_s,
+            )  # fmt: skip
+        self._counts.took("whole", took_s)
         kept: dict[int, MutableDues] = {}
         accepted: Counter[str] = Counter()
         for row in rows:
@@ -64,7 +79,7 @@ class BatchReport:
             if row["kind"] == KEPT and (row["count"] or row["shard"] not in kept):
                 kept[row["shard"]] = MutableDues(decode_runs(row["chunk"]), row["bytes"])
         self._counts.lanes_now(taken_over)
-        self._counts.batch_done(planned, span.read_by_topic, accepted, sealed, decision.cancels, kept)
+        self._counts.batch_done(planned, span.read_by_topic, accepted, sealed_messages, decision.cancels, kept)
         # There may be many segments. Skip them if nobody can see the result.
         if self._settings.monitor.tells_of_job:
             buckets = self._catalog.buckets

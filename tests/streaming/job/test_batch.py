@@ -177,5 +177,5 @@ def _metrics_of_a_batch(override: str) -> dict[str, Metric]:
     table: Any = SimpleNamespace(buckets={}, merges=Merges(), failures={}, size=lambda: None)
     report = BatchReport(settings, counts, table, table, table)
     span: Any = SimpleNamespace(read_by_topic={})
-    report.batch_done(PlannedBatch(0, 0, 0, {}), span, [], 0, Decision(), {0: True, 1: False})
+    report.batch_done(PlannedBatch(0, 0, 0, {}), span, [], [], Decision(), {0: True, 1: False}, 0.5, False)
     return {metric.name: metric for metric in counts.collect()}
