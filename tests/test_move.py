@@ -14,9 +14,9 @@ from conf.sections import HeaderSettings
 from sources.intake.accept import accept
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import MESSAGE, REPEATING
-from state.repeats.occurrences import waiting_in
 from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Occurrence, Schedule
+from state.repeats.waiting import waiting_in
 from streaming.operations.resend_check import as_read
 from streaming.status.waiting_rows import Selection, waiting_rows
 from tests.messages import PARTITIONS, headers, messages, some_batch_settings

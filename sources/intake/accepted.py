@@ -27,8 +27,8 @@ from state.message import HEADERS, MESSAGE_SCHEMA
 from state.message_ids import ID, id_text, ids_from_texts
 from state.names import ANSWER_HEADER, named
 from state.order import request_due_ms
-from state.repeats.occurrences import waiting_in
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER
+from state.repeats.waiting import waiting_in
 
 # The request of a row, in columns after the message's columns: the id of a message as binary, the name of a message,
 # and the condition (`state.cancel.Request`). If a message comes with the request, name and condition are its own.

@@ -2,8 +2,8 @@
 
 Read `zones` (time zones of the package tzdata), `rule` (when something comes again: an interval, or a cron expression
 in a zone), `schedule` (a rule with its limits, as it travels with the waiting occurrence, and the occurrences that a
-batch stages), `occurrences` (the same for tables of messages, and the rows of a batch) and `left` (which occurrences
-wait if a checkpoint is lost).
+batch stages), `waiting` (a message that repeats, as it waits), `occurrences` (which occurrences a batch stages, and its
+rows) and `left` (which occurrences wait if a checkpoint is lost).
 
 Pure: no clock is read here. docs/internals/decisions/schedules.md has the reasons.
 """

@@ -10,8 +10,9 @@ import pyarrow as pa
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import ID
 from state.order import OrderKey
-from state.repeats.occurrences import Waiting, as_waiting, waiting_in
+from state.repeats.occurrences import as_waiting
 from state.repeats.schedule import Occurrence
+from state.repeats.waiting import Waiting, waiting_in
 
 
 def left_of_staged(messages: pa.Table, span: BatchSpan, last: OrderKey, below_ms: int | None) -> pa.Table:

@@ -24,7 +24,8 @@ from state.group_keys import state_partitions
 from state.kinds import repeats
 from state.message import decode_chunk, encode_chunk
 from state.names import NAMED_SCHEMA
-from state.repeats.occurrences import OccurrenceRows, Predecessor
+from state.repeats.occurrences import OccurrenceRows
+from state.repeats.waiting import Predecessor
 
 _ROWS = from_arrow_schema(SHARD_OUTPUT_SCHEMA)
 # The range of due times of a chunk that is taken whole, as columns.

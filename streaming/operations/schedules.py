@@ -31,7 +31,7 @@ from state.message_ids import ID, ID_SCHEMA, places_in
 from state.name_holders import HOLDER_SCHEMA
 from state.order import OrderKey
 from state.repeats.left import left_of_lost, left_of_staged
-from state.repeats.occurrences import waiting_in
+from state.repeats.waiting import waiting_in
 from state.shards import by_shard
 from streaming.checkpoint.handover import is_older, writer_of_repair
 

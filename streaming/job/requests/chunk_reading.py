@@ -15,8 +15,8 @@ from state.index.locate import LOCATED_SCHEMA
 from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
 from state.message import decode_chunk
 from state.message_ids import ID, ID_SCHEMA, Ids, among, table_from
-from state.repeats.occurrences import Predecessor, waiting_in
 from state.repeats.schedule import Schedule
+from state.repeats.waiting import Predecessor, waiting_in
 
 # A message in a chunk: its id, the bucket of the chunk, and its due time (epoch ms). A message that repeats also has
 # the number and the instant (epoch ms) of the occurrence, and the schedule. Others have nulls there.

@@ -61,7 +61,7 @@ from state.cancel import (
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
-from state.repeats.occurrences import Predecessor
+from state.repeats.waiting import Predecessor
 from streaming.job.requests.answers import answers_by
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes

@@ -27,7 +27,7 @@ from state.kinds import repeats
 from state.message import decode_chunk
 from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
 from state.reasons import Reason
-from state.repeats.occurrences import NO_PREDECESSORS, Predecessor
+from state.repeats.waiting import NO_PREDECESSORS, Predecessor
 from streaming.job.requests.chunk_reading import found_in, repeating_in, still_there
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes

@@ -18,9 +18,9 @@ from state.kinds import DEAD_LETTER, MESSAGE, REPEATING, REQUEST
 from state.kinds import repeats as repeat_mask
 from state.names import named
 from state.repeats import rule as rule_module
-from state.repeats.occurrences import waiting_in
 from state.repeats.rule import Rule
 from state.repeats.schedule import Occurrence, Schedule
+from state.repeats.waiting import waiting_in
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 
 CLOCK_MS = 1_798_000_000_000

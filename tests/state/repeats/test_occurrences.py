@@ -25,9 +25,10 @@ from state.names import named
 from state.order import OrderKey
 from state.repeats import occurrences
 from state.repeats.left import left_of_staged
-from state.repeats.occurrences import NO_PREDECESSORS, OccurrenceRows, Predecessor, as_waiting, waiting_in
+from state.repeats.occurrences import OccurrenceRows, as_waiting
 from state.repeats.rule import parse_rule
 from state.repeats.schedule import ALL, MISSED, Occurrence
+from state.repeats.waiting import NO_PREDECESSORS, Predecessor, waiting_in
 from tests.messages import PARTITIONS, CountedTable, headers, records, some_batch_settings
 
 MINUTE = 60_000

@@ -27,7 +27,7 @@ from state.message import MESSAGE_SCHEMA, decode_chunk, empty_messages, encode_c
 from state.name_holders import HOLDER_SCHEMA, NamesLeft
 from state.names import KEEP_TIME, NAMED_SCHEMA, name_rows, named
 from state.order import OrderKey
-from state.repeats.occurrences import waiting_in
+from state.repeats.waiting import waiting_in
 from streaming.checkpoint.handover import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.operations.moved import Moved, moved_in, retimed_in, with_ids, without_ids

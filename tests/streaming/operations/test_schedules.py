@@ -23,8 +23,9 @@ from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID
 from state.order import OrderKey, in_order, key_of
-from state.repeats.occurrences import OccurrenceRows, waiting_in
+from state.repeats.occurrences import OccurrenceRows
 from state.repeats.schedule import ALL, MISSED, NONE, ONE
+from state.repeats.waiting import waiting_in
 from state.shards import by_shard
 from streaming.checkpoint.handover import writer_of_birth, writer_of_following, writer_of_repair
 from streaming.operations import schedules

@@ -19,9 +19,9 @@ from state.checkpoint.progress import BatchSpan
 from state.kinds import ANSWER, DEAD_LETTER, DUE_NOW, REPEATING
 from state.message import decode_chunk, encode_chunk
 from state.names import HASH_BYTES, KEEP, NAMED_SCHEMA, name_rows
-from state.repeats.occurrences import Predecessor
 from state.repeats.rule import Rule
 from state.repeats.schedule import NUMBER_HEADER, SCHEDULE_HEADER, Schedule
+from state.repeats.waiting import Predecessor
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.moved_rows import check_moved, with_moves
 from streaming.job.requests.recalled import RecalledMessages
