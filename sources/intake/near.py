@@ -1,8 +1,9 @@
 """Accepting messages that are due soon, by the rules of `accept`: a forwarder takes them past the batches.
 
 A forwarder takes messages that do not depend on other messages. All others are left to the batches: requests, messages
-that replace others, have names or repeat, and dead letters, which may be stubs. So are messages that are due later. No
-policy makes a message that is due soon depend on others: `max_waiting` refuses only messages that wait.
+that replace others, have names or repeat, and dead letters, which may be stubs. So are messages that are due later, and
+records without a timestamp. No policy makes a message that is due soon depend on others: `max_waiting` refuses only
+messages that wait.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def accept_near(records: pa.Table, batch_settings: BatchSettings, clock_ms: int,
         messages = accept_group(own, kind, batch_settings, clock_ms)
         is_plain = is_message(messages) & ~repeats(messages)
         is_plain &= np.asarray(pc.and_(messages.column(ASKED).is_null(), messages.column(NAME).is_null()))
+        # The delay of a record without a timestamp (-1) would begin at this host's clock. If that is behind, the
+        # message would be early.
+        is_plain &= own.column("timestamp_ms").to_numpy() >= 0
         is_urgent |= not is_plain.all()
         is_near = is_plain & (messages.column("deliver_at_ms").to_numpy() < before_ms)
         if is_near.any():

@@ -72,6 +72,7 @@ def test_a_forwarder_takes_just_the_plain_messages_that_a_batch_would_hand_over_
         # A request that comes with a message is a second one of its record.
         is_plain = len(messages) == 1 and messages[0]["error_code"] is None
         is_plain &= messages[0]["output_topic"] in ("delayline-out", "orders")
+        is_plain &= rows[messages[0]["offset"]]["timestamp_ms"] >= 0
         urgent |= not is_plain
         if is_plain and messages[0]["deliver_at_ms"] < CLOCK_MS + HORIZON_MS:
             expected.append(messages[0])
@@ -105,3 +106,10 @@ def test_what_depends_on_other_messages_is_left_to_the_batches(
     row = {"topic": topic, "key": key, "headers": headers(*pairs), "timestamp_ms": CLOCK_MS}
     near = accept_near(records([row]), BATCH_SETTINGS, CLOCK_MS, CLOCK_MS + HORIZON_MS)
     assert (near.messages.num_rows == 1, near.is_urgent) == (is_near, is_urgent)
+
+
+def test_a_message_without_a_timestamp_is_left_to_the_batches_as_this_clock_may_be_behind() -> None:
+    row = {"topic": PLAIN, "key": b"k", "headers": headers(("deliver-after", b"30s")), "timestamp_ms": -1}
+    behind_ms = CLOCK_MS - 3_600_000
+    near = accept_near(records([row]), BATCH_SETTINGS, behind_ms, behind_ms + HORIZON_MS)
+    assert (near.messages.num_rows, near.is_urgent) == (0, True)
