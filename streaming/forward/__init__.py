@@ -6,5 +6,5 @@ Batches take all messages that no forwarder has claimed, so forwarders may be de
 
 Read `process` (a member of the consumer group that divides the lanes), `engine` (the loop of one lane), `lane_reader`
 (its consumer), `lane` (pure: the records that its owner has read and not claimed yet), `inputs` (which input partitions
-exist), `counts`.
+exist), `clock` (is this host's clock far ahead?), `counts`.
 """

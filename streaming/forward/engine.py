@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
 import numpy as np
@@ -18,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaException, Message
 
-from conf.errors import BrokerUnreachable, ClockAhead
+from conf.errors import BrokerUnreachable
 from conf.failpoints import failpoint
-from conf.instants import instant
 from conf.kafka.error_codes import FENCED_ONCE
 from conf.kafka.repeated_commit import SLOW_COMMITS_REMEDY
 from conf.settings import Settings
@@ -35,6 +33,7 @@ from state.claims import JOB, Terms, check_uncut
 from state.message import empty_messages
 from state.order import in_order
 from state.shards import by_shard
+from streaming.forward.clock import check_clock
 from streaming.forward.counts import ForwardCounts
 from streaming.forward.inputs import Inputs, InputWatch
 from streaming.forward.lane import Lane, Place, may_wait_s
@@ -254,7 +253,8 @@ class LaneForwarder(PartThread):
         chunks = {
             shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
-        writer.write(claim, chunks, partial(self._check_clock, max(self._taken_ms, clock_ms)))
+        shown_ms = max(self._taken_ms, clock_ms)
+        writer.write(claim, chunks, partial(check_clock, shown_ms, limit_ms=self._settings.clock.skew_limit))
         self._retry.end()
         failpoint("near-claimed")
         lane.claimed(claim)
@@ -269,19 +269,6 @@ class LaneForwarder(PartThread):
                 "twice. Messages are late by that time. %s",
                 self.lane, SLOW_COMMITS_REMEDY,
             )  # fmt: skip
-
-    def _check_clock(self, clock_ms: int, stamp_ms: int) -> None:
-        """Raise ClockAhead if this host showed `clock_ms` before the broker stamped a record by `stamp_ms`, far less.
-
-        Release processes of this host would let messages out long before they are due.
-        """
-        limit_ms = self._settings.clock.skew_limit
-        if clock_ms - stamp_ms > limit_ms:
-            raise ClockAhead(
-                f"this host's clock shows {instant(clock_ms)}, but the broker's clock shows "
-                f"{instant(stamp_ms)}. clock.skew_limit is {timedelta(milliseconds=limit_ms)}. Correct the "
-                "wrong clock. Forwarders claim no messages until then"
-            )
 
 
 def _offsets(messages: pa.Table) -> dict[Place, list[int]]:

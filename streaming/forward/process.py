@@ -19,6 +19,7 @@ from sinks.group.parts import Parts
 from sinks.group.refusals import REFUSED_LIMIT_S
 from sinks.topics.limits import check_writable
 from sinks.topics.topics import check_topics
+from streaming.forward.clock import check_host_clock
 from streaming.forward.counts import ForwardCounts
 from streaming.forward.engine import ForwardContext, LaneForwarder
 from streaming.forward.inputs import InputWatch
@@ -40,12 +41,14 @@ class ForwardProcess:
     def __init__(self, settings: Settings, member: str) -> None:
         """`member` is the process's name in the group. If two processes have one name, the later one fences the other.
 
-        Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable.
+        Raises TopicMissing, TopicMismatch, RightMissing, BrokerUnreachable, DeliveryFailed, ClockAhead.
         """
         check_topics(settings)
         # A forwarder that cannot write would take the lanes from the job each time that it is started.
         check_writable(settings, [settings.near_topic, settings.claims_topic])
         options = librdkafka_options(settings.kafka)
+        # Before it joins the group, and fences an owner: others forward the lanes meanwhile.
+        check_host_clock(settings, options, member)
         self.counts = ForwardCounts()
         self._watch = InputWatch(settings, options)
         self._context = ForwardContext(settings, member, options, self._watch, self.counts)
