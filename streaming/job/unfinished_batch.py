@@ -10,11 +10,15 @@ from pyspark.sql import SparkSession
 
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
+from state.checkpoint.origin import InputIds
+from state.checkpoint.progress import Ranges
+from state.taken import Taken
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.recovery import Recovered, input_starts, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of
 from streaming.job.batch import BatchRunner
 from streaming.job.inputs.input_loss import check_input_loss
+from streaming.job.lanes.claim_watch import ClaimWatch
 from streaming.job.lanes.lane_start import start_lanes
 from streaming.job.query import shard_outputs, start_query
 from streaming.job.query_failure import failure_of
@@ -55,9 +59,15 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
 
 
 def check_input(settings: Settings, state: Recovered) -> list[str]:
-    """Return the input topics that were created again. Raises the errors of `check_input_loss`."""
-    known = state.settings_history.newest.input_ids
-    return check_input_loss(settings, state.checkpoint, state.store, known, state.unread)
+    """Return the input topics that were created again. Raises the errors of `check_input_loss` and `ClaimWatch`."""
+    known, checkpoint = state.settings_history.newest.input_ids, state.checkpoint
+
+    def taken_in(ranges: Ranges, ids: InputIds) -> Taken:
+        # Only if records were deleted: there may be millions of claims.
+        with closing(ClaimWatch(settings, 0, checkpoint.origin.epoch, checkpoint.read_offsets(), known)) as claims:
+            return claims.taken(ranges, ids)
+
+    return check_input_loss(settings, checkpoint, state.store, known, state.unread, taken_in)
 
 
 def begin_again(

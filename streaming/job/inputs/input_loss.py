@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
 from conf.settings import Settings
@@ -12,7 +12,8 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.input_ends import input_bounds
 from state.checkpoint.origin import InputIds, Offsets
-from state.checkpoint.progress import BatchSpan
+from state.checkpoint.progress import BatchSpan, Ranges
+from state.taken import Taken
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import newest_sealed
 from streaming.checkpoint.recreated_inputs import recreated_inputs
@@ -21,20 +22,31 @@ log = logging.getLogger(__name__)
 
 # For each input topic and partition: its first offset, and the offset after its last.
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
+# Returns which records in ranges of topics with these ids forwarders have taken.
+TakenIn = Callable[[Ranges, InputIds], Taken]
 
 
 @dataclass(frozen=True)
 class DeletedRange:
-    """Records of one input partition that were deleted unread: from offset `start` up to, but not including, `end`."""
+    """Records of one input partition that were deleted unread: from offset `start` up to, but not including, `end`.
+
+    Forwarders have `taken` some of them, which are delivered all the same.
+    """
 
     topic: str
     partition: int
     start: int
     end: int
+    taken: int = 0
 
     def __str__(self) -> str:
-        count = self.end - self.start
-        return f"{self.topic}/{self.partition}: offsets {self.start} to {self.end - 1} ({count} in all)"
+        taken = f", of which forwarders have taken {self.taken}" if self.taken else ""
+        return f"{self.topic}/{self.partition}: offsets {self.start} to {self.end - 1} ({self.count} in all{taken})"
+
+    @property
+    def count(self) -> int:
+        """The number of offsets."""
+        return self.end - self.start
 
 
 def deleted_ranges(bounds: Bounds, read: Offsets, until: Offsets | None = None) -> list[DeletedRange]:
@@ -50,6 +62,14 @@ def deleted_ranges(bounds: Bounds, read: Offsets, until: Offsets | None = None) 
         if end > start:
             ranges.append(DeletedRange(topic, partition, start, end))
     return ranges
+
+
+def with_taken(ranges: Iterable[DeletedRange], ids: InputIds, taken_in: TakenIn) -> list[DeletedRange]:
+    """Return `ranges` with how many records forwarders have taken: none of a topic without `ids`."""
+    own = {(each.topic, each.partition): each for each in ranges}
+    wanted = {source: (each.start, each.end) for source, each in own.items() if source[0] in ids}
+    taken = taken_in(wanted, ids).offsets if wanted else {}
+    return [replace(each, taken=len(taken.get(source, ()))) for source, each in own.items()]
 
 
 def truncated(bounds: Bounds, read: Offsets) -> list[str]:
@@ -71,15 +91,21 @@ def truncated(bounds: Bounds, read: Offsets) -> list[str]:
 
 
 def check_input_loss(
-    settings: Settings, checkpoint: Checkpoint, store: BucketTable, known: InputIds, unread: Collection[str]
+    settings: Settings,
+    checkpoint: Checkpoint,
+    store: BucketTable,
+    known: InputIds,
+    unread: Collection[str],
+    taken_in: TakenIn,
 ) -> list[str]:
     """Check that the input topics still have the records that the next batch needs.
 
     Returns the topics that were created again since the checkpoint read them, by the `known` ids. Raises RecordsExpired
-    if such records were deleted, and CheckpointMismatch if an input topic that is not `unread` was created again, or
-    ends before the offset up to which it was read, or if a topic that was read is not an input any more. With
-    `topics.skip_expired`, raises RecordsExpired only if a planned batch cannot be replayed without its deleted records
-    (`check_replay`). Raises BrokerUnreachable.
+    if such records were deleted, and says how many of them forwarders have taken, by `taken_in`. Raises
+    CheckpointMismatch if an input topic that is not `unread` was created again, or ends before the offset up to which
+    it was read, or if a topic that was read is not an input any more. With `topics.skip_expired`, raises RecordsExpired
+    only if a planned batch cannot be replayed without its deleted records (`check_replay`). Raises BrokerUnreachable,
+    and the errors of `taken_in`.
     """
     gone = recreated_inputs(settings, known, unread)
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
@@ -97,16 +123,18 @@ def check_input_loss(
             "topics.skip_expired=true. If forwarders have read the topic, first delete it and create it "
             "again"
         )
+    # Claims on a topic that is gone say nothing about its successor.
+    ids = {topic: own for topic, own in known.items() if topic not in gone}
     ranges = deleted_ranges(bounds, read)
     if ranges and not settings.topics.skip_expired:
-        raise input_loss_error(ranges)
+        raise input_loss_error(with_taken(ranges, ids, taken_in))
     planned = checkpoint.last_planned()
     if planned is not None and planned != checkpoint.last_committed():
         sealed, until = newest_sealed(store, checkpoint.origin.checkpoint), checkpoint.planned(planned).offsets
         # All planned records of a topic that is gone are deleted.
         ends = {(topic, int(number)): end for topic in gone for number, end in until.get(topic, {}).items()}
         ranges = deleted_ranges({**bounds, **{source: (end, end) for source, end in ends.items()}}, read, until)
-        check_replay(planned, ranges, sealed)
+        check_replay(planned, with_taken(ranges, ids, taken_in) if sealed >= planned else [], sealed)
     return gone
 
 
@@ -115,29 +143,35 @@ def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int) -> 
 
     `sealed` is the last batch that sealed a bucket, or -1. If it is this batch, the table already has its bucket. A
     replay with fewer messages could divide them differently, and also keep some of the sealed ones in the mutable
-    bucket.
+    bucket. A batch never has records that forwarders have taken.
     """
-    if ranges and sealed >= batch_id:
+    lost = [each for each in ranges if each.taken < each.count]
+    if lost and sealed >= batch_id:
         raise RecordsExpired(
-            f"{listed(ranges)} were deleted, but the interrupted batch {batch_id} has already sealed "
+            f"{listed(lost)} were deleted, but the interrupted batch {batch_id} has already sealed "
             "messages and cannot be replayed without these records. `delayline rebuild "
             "--discard-checkpoint` makes a checkpoint without this batch"
         )
 
 
-def input_loss_error(ranges: Iterable[DeletedRange]) -> RecordsExpired:
+def input_loss_error(ranges: Sequence[DeletedRange]) -> RecordsExpired:
     """Return the error for records that were deleted unread."""
+    if all(each.taken == each.count for each in ranges):
+        lost = "Forwarders have taken them all, so nothing is lost"
+    elif any(each.taken for each in ranges):
+        lost = "Those that forwarders have taken are delivered. The others are lost, and nothing else"
+    else:
+        lost = "These records are lost, and nothing else"
     return RecordsExpired(
-        f"{listed(ranges)} were deleted before they were read, by retention or by hand. These records are "
-        "lost, and nothing else. To continue without them, start with topics.skip_expired=true. Then raise "
-        "the retention of the topic"
+        f"{listed(ranges)} were deleted before they were read, by retention or by hand. {lost}. To continue without "
+        "them, start with topics.skip_expired=true. Then raise the retention of the topic"
     )
 
 
-def warn_of_input_loss(bounds: Bounds, batch: BatchSpan) -> None:
+def warn_of_input_loss(bounds: Bounds, batch: BatchSpan, taken_in: TakenIn) -> None:
     """Log which records of a batch were deleted unread, and which partitions have lost records that were read.
 
-    `bounds` are the bounds of the input after the batch has read it.
+    `bounds` are the bounds of the input after the batch has read it. `taken_in` tells what forwarders have taken.
     """
     for topic, offsets in batch.ends.items():
         for number, end in offsets.items():
@@ -147,7 +181,7 @@ def warn_of_input_loss(bounds: Bounds, batch: BatchSpan) -> None:
                     "its newest records. The job continues at its end. New records get the ids of lost ones",
                     batch.batch_id, topic, number, end, start,
                 )  # fmt: skip
-    if ranges := deleted_ranges(bounds, batch.starts, batch.ends):
+    if ranges := with_taken(deleted_ranges(bounds, batch.starts, batch.ends), batch.input_ids, taken_in):
         log.warning(
             "batch %d continues without records: %s were deleted before they were read", batch.batch_id, listed(ranges)
         )

@@ -34,7 +34,7 @@ class OutputCheck:
         if self._settings.topics.skip_expired and span.starts != span.ends:
             bounds = read_bounds(self._settings, span.batch_id)
             self._claims.check_ends_of_batch({source: end for source, (_, end) in bounds.items()}, span)
-            warn_of_input_loss(bounds, span)
+            warn_of_input_loss(bounds, span, self._claims.taken)
 
 
 def check_cutoffs(rows: Iterable[Row], cutoff_ms: int) -> None:

@@ -30,7 +30,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_birth
 from streaming.checkpoint.recovery import Recovered, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
-from streaming.job.inputs.input_loss import check_input_loss
+from streaming.job.unfinished_batch import check_input
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
@@ -144,8 +144,7 @@ def test_a_topic_of_which_nothing_was_accepted_gives_way_to_the_one_created_in_i
     _recreate(settings, partitions=1)
 
     def gone(state: Recovered) -> list[str]:
-        ids = state.settings_history.newest.input_ids
-        return check_input_loss(refusing, state.checkpoint, state.store, ids, state.unread)
+        return check_input(refusing, state)
 
     with closing(HeldLease(settings, "run")) as lease:
         state = recover(spark, refusing, fresh=False, lease=lease)
@@ -225,8 +224,7 @@ def _starts(spark: SparkSession, settings: Settings) -> Iterator[Start]:
         changed = {"input": inputs, "skip_expired": False}
         own = settings.model_copy(update={"topics": settings.topics.model_copy(update=changed)})
         state = recover(spark, own, fresh=False, lease=lease)
-        known = state.settings_history.newest.input_ids
-        check_input_loss(own, state.checkpoint, state.store, known, state.unread)
+        check_input(own, state)
         return state
 
     with closing(HeldLease(settings, "run")) as lease:
