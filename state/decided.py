@@ -21,8 +21,11 @@ class Claims:
         self._positions: dict[tuple[str, int], int] = {}
         self._taken: dict[tuple[str, int], BitMap64] = {}
 
-    def add(self, claim: Claim) -> None:
-        """Add a claim. A claim that comes again changes nothing, and a claim of an earlier epoch is ignored."""
+    def add(self, claim: Claim, before: Claim | None = None) -> None:
+        """Add a claim. A claim that comes again changes nothing, and a claim of an earlier epoch is ignored.
+
+        If it follows a claim that was added, `before`, only the positions count that have moved since.
+        """
         if claim.epoch < self._epoch:
             return
         if claim.epoch > self._epoch:
@@ -30,9 +33,10 @@ class Claims:
             self._positions.clear()
             self._taken.clear()
         self.due_before_ms = max(self.due_before_ms, claim.due_before_ms)
-        for topic, own in claim.positions.items():
-            for partition, position in own.items():
-                key = (claim.topic_ids[topic], int(partition))
+        moved = claim.positions if before is None or before.epoch != claim.epoch else claim.decided
+        for topic, own in moved.items():
+            for partition in own:
+                key, position = (claim.topic_ids[topic], int(partition)), claim.positions[topic][partition]
                 self._positions[key] = max(position, self._positions.get(key, 0))
         for (topic, number), offsets in claim.offsets_taken().items():
             self._taken.setdefault((claim.topic_ids[topic], number), BitMap64()).update(offsets)

@@ -212,7 +212,8 @@ class ClaimWatch:
         """Add `claims`, each with its lane, and keep only the newest claim of each lane."""
         for lane, claim in claims:
             last = self._newest.get(lane)
-            if last is not None and not claim.follows(last):
+            follows = last is not None and claim.follows(last)
+            if last is not None and not follows:
                 lost = (
                     f"claims of lane {lane} are missing in {self._settings.claims_topic}: {last} is followed "
                     f"by {claim}. The messages that forwarders claimed are unknown"
@@ -221,7 +222,7 @@ class ClaimWatch:
                     raise CheckpointMismatch(f"{lost}. {LOST_CLAIMS_REMEDY}")
                 # The operator has chosen to accept duplicates.
                 log.warning("%s. Messages may be delivered twice", lost)
-            self._claims.add(claim)
+            self._claims.add(claim, last if follows else None)
             self._newest[lane] = claim
             self._is_urgent |= claim.is_urgent
             writer = self._writers.get(lane)
