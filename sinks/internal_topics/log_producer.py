@@ -109,7 +109,7 @@ class LogProducer:
                 # With fewer, a full queue would wait for `linger.ms` again and again.
                 "queue.buffering.max.messages": "500000",
                 # A chunk is compressed already, and as large as a batch should be.
-                "compression.type": "none",
+                "compression.type": own.get("compression.type", "none"),
                 # Also of success: a report ends a flush at once, which looks every 10 ms otherwise.
                 "on_delivery": self._reports.delivered,
                 "transactional.id": transactional_id,

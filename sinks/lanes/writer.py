@@ -26,6 +26,8 @@ _OWN_OPTIONS = {
     "linger.ms": "0",
     "message.timeout.ms": str(_TRANSACTION_TIMEOUT_MS),
     "socket.timeout.ms": str(_TRANSACTION_TIMEOUT_MS),
+    # A claim has the positions of thousands of partitions, and there are up to 50 claims a second.
+    "compression.type": "zstd",
 }
 _NO_CHUNKS: Mapping[int, Sequence[pa.Table]] = MappingProxyType({})
 

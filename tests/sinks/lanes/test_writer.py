@@ -22,7 +22,7 @@ from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.committed_records import committed
-from tests.sinks.lanes.conftest import Open, claim
+from tests.sinks.lanes.conftest import IDS, Open, claim
 
 
 def near(broker: EmbeddedBroker, settings: Settings) -> dict[int, list[int]]:
@@ -52,6 +52,17 @@ def test_messages_and_the_claim_on_them_are_committed_together(
     assert [Claim.from_bytes(record.value() or b"") for record in records] == [first, second]
     assert open_writer().claim == second
     assert open_writer(1).claim is None
+
+
+def test_a_claim_on_many_partitions_takes_less_than_half_of_its_bytes(
+    broker: EmbeddedBroker, settings: Settings, open_writer: Open
+) -> None:
+    places = {("in", number): 1_000_000 + number * 7919 % 999_983 for number in range(1_000)}
+    own = Claim(1).next("test", places, {}, IDS, leader_epochs={place: place[1] % 5 for place in places})
+    open_writer().write(own)
+    (log,) = (broker.directory / "data" / f"{settings.claims_topic}-{partition_of_lane(0)}").glob("*.log")
+    assert log.stat().st_size < len(own.to_bytes()) / 2
+    assert open_writer().claim == own
 
 
 def test_what_is_refused_by_the_brokers_stamp_is_not_committed(
