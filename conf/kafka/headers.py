@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from operator import methodcaller
-from typing import cast
-
-from confluent_kafka import Message
+from typing import Protocol, cast
 
 # The headers of a record to be written, with the type of the client's own annotations.
 RecordHeaders = list[tuple[str, str | bytes | None]]
+
+
+class _Message(Protocol):
+    """The part of `confluent_kafka.Message` that is needed here."""
+
+    def headers(self) -> object: ...
+
+    def set_headers(self, headers: RecordHeaders) -> None: ...
+
 
 # For a name that is not UTF-8 the client sets an exception, and returns a list all the same, with a null pointer for
 # the name: whoever looks at that ends the process. Python notices both in a call of this kind, and raises a
@@ -16,7 +23,7 @@ RecordHeaders = list[tuple[str, str | bytes | None]]
 _headers = methodcaller("headers")
 
 
-def read_headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+def read_headers(message: _Message) -> list[tuple[str, bytes | None]] | None:
     """Return the headers of `message`, which must not be an error, in their order.
 
     None if a name is not UTF-8, and an empty list if they are asked for again. Kafka's protocol calls names strings,

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from conf.settings import Settings
-from sinks.internal_topics.newest_record import newest_value
 from state.checkpoint.stored_json import STORED, RecordFormat
 from state.order import OrderKey, count_before
 
@@ -203,14 +202,3 @@ _FORMAT = RecordFormat(TypeAdapter(Position), "a position in the position topic"
 def position_key(shard: int) -> bytes:
     """Return the key of a shard's positions, which are in the partition with the shard's number."""
     return f"shard-{shard}".encode()
-
-
-def read_position(options: Mapping[str, str], topic: str, shard: int, after_fencing: bool = False) -> Position | None:
-    """Return the last committed position of `shard`, or None if it has none.
-
-    `after_fencing` says that all who may write positions of the shard are fenced (`newest_value`).
-
-    Raises BrokerUnreachable, TopicMissing, CheckpointMismatch, FormatMismatch.
-    """
-    value = newest_value(options, topic, shard, after_fencing)
-    return None if value is None else Position.from_bytes(value)

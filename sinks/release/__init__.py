@@ -9,10 +9,11 @@ modules that these steps use:
 - To read: `log_reader`, `log_end` (whether messages are left), `near_end` (for which requests wait).
 - To plan, the pure core: `pending` (the messages to release next), `planned` (a transaction), `encoded_chunks` (waiting
   chunks, in memory or not), `incoming` (the next chunk to take in), `open_chunks` and `ordered_merge` (decoded
-  messages, put in order), `room` (the limits of a transaction), `rate_limiter` and `shard_rates`.
+  messages, put in order), `partition_needs` (where they go), `room` (the limits of a transaction) and `rate_limiter`.
 - For requests: `recall` (the rules), `recall_desk`, `removals`, `waiting_ids`, `copies`, `recently_released`.
-- To write: `shard_writer` (writes again after a failure), `ring`, `transaction` with `release_producer`, `records`
-  (the records that a subscriber gets), `expiry` (messages that come too late to be of use).
+- To write: `shard_writer` (writes again after a failure), `shard_rates`, `ring`, `transaction` with
+  `release_producer`, `records` (the records that a subscriber gets), `expiry` (messages that come too late to be of
+  use).
 - For refused records: `known_topics`, `record_check`, `reports`, `fault_search` and `narrowing` (which record is to
   blame), `rewrites` (how often a transaction is written again), `closed_topics` (which topics take no records), `stubs`
   (replacements of refused dead letters).

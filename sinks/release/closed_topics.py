@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from conf.rejected import TopicClosed
 from conf.settings import Settings
+from sinks.release.partition_needs import Needs
 from sinks.topics.limits import TopicAccess, topic_access
 from sinks.topics.roles import required_topics
 
@@ -37,8 +38,6 @@ _LOOK_EVERY_S = 5.0
 _LOG_EVERY_S = 60.0
 # Above the number of every partition.
 _EVERY = 1 << 31
-# Topics, and for how many partitions of each topic messages were accepted.
-Needs = Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -146,24 +145,6 @@ class ClosedTopics:
             log.warning("messages for %s become dead letters: %s", topic, found[topic].error)
         for topic in reopened:
             log.warning("output topic %s accepts records again", topic)
-
-
-def needs_of(messages: pa.Table) -> Needs:
-    """Return the output topics of `messages`, and how many partitions of each they need."""
-    highest = messages.group_by("output_topic").aggregate([("output_partition", "max")])
-    pairs = zip(
-        highest.column("output_topic").to_pylist(), highest.column("output_partition_max").to_pylist(), strict=True
-    )
-    return {topic: partition + 1 for topic, partition in pairs}
-
-
-def united_needs(needs: Iterable[Needs]) -> dict[str, int]:
-    """Return all topics of `needs`, each with the most partitions that one of these has for it."""
-    most: dict[str, int] = {}
-    for each in needs:
-        for topic, partitions in each.items():
-            most[topic] = max(partitions, most.get(topic, 0))
-    return most
 
 
 def refused_by(messages: pa.Table | pa.RecordBatch, closed: Mapping[str, Closed]) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,8 @@ from confluent_kafka.admin import OffsetSpec
 
 from conf.kafka.clients import admin_client
 from conf.settings import Settings
-from sinks.internal_topics.position import Log, LogPosition, read_position, topics_of
+from sinks.internal_topics.position import Log, LogPosition, topics_of
+from sinks.internal_topics.position_reader import read_position
 from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import topic_id
 

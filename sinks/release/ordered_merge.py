@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sinks.internal_topics.position import Log
-from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.copies import wanted_of
 from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
 from sinks.release.open_chunks import OpenChunk, OpenChunks, first_ms
+from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.records import bytes_at_most
 from sinks.release.removals import Removals
 from sinks.release.waiting_ids import ChunkIds, WaitingIds

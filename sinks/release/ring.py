@@ -29,7 +29,8 @@ from confluent_kafka import KafkaException
 from conf.failpoints import failpoint
 from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.settings import Settings
-from sinks.internal_topics.position import Position, read_position
+from sinks.internal_topics.position import Position
+from sinks.internal_topics.position_reader import read_position
 from sinks.internal_topics.transactional_ids import transactional_id
 from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import CLOCKS_APART_MS, Topics

@@ -21,11 +21,11 @@ from conf.kafka.repeated_commit import SLOW_COMMITS_REMEDY
 from sinks.group.parts import PartTaken
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
-from sinks.release.closed_topics import needs_of, united_needs
 from sinks.release.context import ReleaseContext
 from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import Topics
 from sinks.release.narrowing import Narrowing
+from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.planned import Planned
 from sinks.release.releases import Releases
 from sinks.release.reports import Unwritable

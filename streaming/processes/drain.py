@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.internal_topics.position import read_position
+from sinks.internal_topics.position_reader import read_position
 from sinks.internal_topics.progress import read_progress
 from sinks.release.log_end import unreleased
 from sinks.topics.partitions import partition_counts

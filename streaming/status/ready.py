@@ -13,7 +13,8 @@ from confluent_kafka import KafkaException
 from conf.errors import BrokerUnreachable
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.internal_topics.position import Lateness, Log, Position, read_position
+from sinks.internal_topics.position import Lateness, Log, Position
+from sinks.internal_topics.position_reader import read_position
 from sinks.ready_log.chunk import ChunkSummary, messages_of
 from sinks.release.log_reader import LogReader
 from sinks.topics.partitions import partition_counts

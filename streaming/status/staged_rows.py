@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.internal_topics.position import read_position
+from sinks.internal_topics.position_reader import read_position
 from sinks.ready_log.chunk import ChunkSummary
 from sinks.topics.partitions import partition_counts
 from state.buckets.table_rows import ArrowFunction

@@ -18,7 +18,7 @@ from conf.load import load_settings
 from conf.settings import Settings
 from sinks.group.groups import forward_group, release_group
 from sinks.internal_topics.lease import HeldLease, read_lease
-from sinks.internal_topics.position import read_position
+from sinks.internal_topics.position_reader import read_position
 from sinks.internal_topics.progress import announce_origin
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.lanes.deletion import delete_claims

@@ -23,7 +23,7 @@ from conf.kafka.options import librdkafka_options
 from conf.sections import ForwardSettings
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.position import read_position
+from sinks.internal_topics.position_reader import read_position
 from sinks.internal_topics.progress import read_markers
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.terms import read_terms, write_terms

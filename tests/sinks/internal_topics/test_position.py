@@ -22,8 +22,8 @@ from sinks.internal_topics.position import (
     Position,
     Skipped,
     position_key,
-    read_position,
 )
+from sinks.internal_topics.position_reader import read_position
 from state.order import OrderKey
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic

@@ -18,7 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from conf.load import load_settings
 from conf.settings import Settings
-from sinks.internal_topics.position import Log, Position, read_position, topics_of
+from sinks.internal_topics.position import Log, Position, topics_of
+from sinks.internal_topics.position_reader import read_position
 from sinks.ready_log.chunk import chunk_record
 from sinks.release import record_check, records, releases, ring, shard, shard_writer, waiting_ids, wall_clock
 from sinks.release.context import ReleaseContext

@@ -17,9 +17,10 @@ from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
 from sinks.release import closed_topics, known_topics
-from sinks.release.closed_topics import Closed, ClosedTopics, needs_of, refused_by, united_needs
+from sinks.release.closed_topics import Closed, ClosedTopics, refused_by
 from sinks.release.context import ReleaseContext
 from sinks.release.known_topics import Topics
+from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.planned import Planned
 from sinks.release.releases import Releases
 from sinks.release.reports import Unwritable

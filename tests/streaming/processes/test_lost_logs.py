@@ -12,7 +12,8 @@ from conf.errors import BrokerUnreachable
 from conf.kafka.headers import RecordHeaders
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.internal_topics.position import LogPosition, Position, position_key, read_position
+from sinks.internal_topics.position import LogPosition, Position, position_key
+from sinks.internal_topics.position_reader import read_position
 from sinks.ready_log.chunk import chunk_record
 from sinks.release.log_reader import LogReader
 from state.order import OrderKey
