@@ -65,7 +65,7 @@ from state.repeats.waiting import Predecessor
 from streaming.job.requests.answers import answers_by
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
-from streaming.job.requests.search import NOTHING_WAITS, Waiting
+from streaming.job.requests.waiting import NOTHING_WAITS, Waiting
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from state.buckets.operator import DUE, SEALED, SHARD_OUTPUT_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import count_of, ids_in
-from streaming.job.requests.search import Waiting
+from streaming.job.requests.waiting import Waiting
 
 _ROWS = from_arrow_schema(SHARD_OUTPUT_SCHEMA)
 

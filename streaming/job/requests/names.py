@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,7 +39,19 @@ from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of, table_from
 from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA
 from state.order import request_due_ms
-from streaming.job.requests.stored_ids import StoredIds
+
+
+class StoredNames(Protocol):
+    """The names that earlier batches have stored: `streaming.job.requests.stored_ids.StoredIds` has the methods."""
+
+    def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
+        """Return which messages have one of `names`, without rows that are useless since `from_ms`."""
+
+    def keeping_among(self, ids: Ids) -> pa.Table:
+        """Return which messages among `ids` keep their names."""
+
+    def moved_among(self, ids: Ids) -> Ids:
+        """Return the messages among `ids` that a batch has moved and staged."""
 
 
 class Holder(NamedTuple):
@@ -118,7 +130,7 @@ class LookedUp:
 def look_up(
     requests: pa.Table,
     by_id: Ids,
-    stored: StoredIds,
+    stored: StoredNames,
     span: BatchSpan,
     clock_ms: int,
     waiting: Callable[[Ids], pa.Table],

@@ -22,17 +22,17 @@ from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, 
 from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
 from state.cancel import MessageId, delivering_ids, in_vain, own_ids, undecided_ids
 from state.checkpoint.progress import BatchSpan
-from state.index.locate import LOCATED_SCHEMA
 from state.kinds import repeats
 from state.message import decode_chunk
 from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
 from state.reasons import Reason
-from state.repeats.waiting import NO_PREDECESSORS, Predecessor
+from state.repeats.waiting import Predecessor
 from streaming.job.requests.chunk_reading import found_in, repeating_in, still_there
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.stored_ids import StoredIds
+from streaming.job.requests.waiting import NOTHING_WAITS, Waiting
 
 
 def driver_rows(shard_output: DataFrame) -> list[Row]:
@@ -72,39 +72,6 @@ def read_requests(rows: Iterable[Row]) -> BatchRequests:
     comes_again = united([comes_again, ids_in(repeating)])
     taken_out, undecided = messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided)
     return BatchRequests(requests, taken_out, undecided, comes_again)
-
-
-class Waiting(NamedTuple):
-    """Messages that wait in the table at `version`, with the place of each (`LOCATED_SCHEMA`).
-
-    The columns `from_ms` and `until_ms` of a place are bounds of the due time. They are both the due time itself only
-    if the index could not tell whether the message waits, and its chunk was read.
-
-    Messages due before the field `from_ms` (epoch ms) no longer wait, except in the bucket `overdue_bucket`, if there
-    is one. `repeating` has the waiting occurrences of those that repeat.
-    """
-
-    places: pa.Table
-    version: int
-    from_ms: int
-    overdue_bucket: int | None
-    repeating: Mapping[MessageId, Predecessor] = NO_PREDECESSORS
-
-    @property
-    def messages(self) -> pa.Table:
-        """The messages, as a table of `CANCELLED_SCHEMA`."""
-        return self.places.select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
-
-    def among(self, ids: Ids) -> Waiting:
-        """Return the messages with these `ids`."""
-        return self._replace(places=self.places.filter(pa.array(among(self.places, ids))))
-
-    def first_ms(self, bucket: int) -> int:
-        """Return the due time, epoch ms, from which on messages of `bucket` still wait."""
-        return 0 if bucket == self.overdue_bucket else self.from_ms
-
-
-NOTHING_WAITS = Waiting(LOCATED_SCHEMA.empty_table(), 0, 0, None)
 
 
 @dataclass

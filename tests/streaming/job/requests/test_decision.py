@@ -15,7 +15,7 @@ from state.names import NAMED_SCHEMA
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp
 from streaming.job.requests.outcomes import Outcomes
-from streaming.job.requests.search import NOTHING_WAITS
+from streaming.job.requests.waiting import NOTHING_WAITS
 from tests.messages import cancelled
 
 # The new due time of messages that are made due at once, epoch ms.
