@@ -1,7 +1,7 @@
 """The job's input: reads the input topics, accepts each record, and moves the watermark.
 
-This package decides when and where a message goes, and holds no messages. All modules except `kafka_reader`, `clock`
-and `stamp_check` are pure.
+This package decides when and where a message goes, and holds no messages. All modules except `kafka_reader`, `clock`,
+`consumed` and `stamp_check` are pure.
 
 Read `kafka_reader`, `taken` (records that forwarders have taken), `accept` (a table of records becomes a table of
 messages), `near` (messages that a forwarder accepts), `consumed` (the table of records that a forwarder has read),

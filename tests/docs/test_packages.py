@@ -1,9 +1,10 @@
-"""The docstring of each package lists all its modules, and no others, in reading order."""
+"""The docstring of each package lists all its modules, and no others, in reading order. Pure modules are held to it."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,16 @@ def test_a_package_names_every_module_and_package_in_it(package: Path) -> None:
     }
     named = {part for words in re.findall(r"`([\w.]+)`", text) for part in words.split(".")}
     assert children - named - {"__init__", "__main__"} == set()
+
+
+def test_a_module_that_is_called_pure_is_in_the_contract_that_holds_it() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    held = next(each["source_modules"] for each in contracts if each["name"].startswith("Decisions are made"))
+    modules = [path for package in PACKAGES for path in package.glob("*.py") if path.name != "__init__.py"]
+    pure = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in modules
+        if re.search(r"\bpure\b", ast.get_docstring(ast.parse(path.read_text())) or "", re.IGNORECASE)
+    ]
+    assert len(pure) > 5
+    assert [name for name in pure if not any(f"{name}.".startswith(f"{each}.") for each in held)] == []
