@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
 from conf.kafka.error_codes import is_transient_read
+from conf.kafka.read_up_to import read_up_to
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds, reader_options
 from sinks.lanes.claims_search import claim_in, first_offsets
@@ -23,8 +23,7 @@ from state.lanes import partition_of_lane
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 500
-_POLL_S = 0.1
-# For how long nothing may come before the first ends of the lanes.
+# For how long nothing may come before the ends of the lanes.
 _TIMEOUT_S = 30.0
 
 
@@ -62,34 +61,15 @@ class ClaimsReader:
         """Yield all claims that are there, each with its lane, in order for each lane. To be read to the end, once.
 
         It keeps none: forwarders may have written millions while no job ran. Raises KafkaException, BrokerUnreachable,
-        CheckpointMismatch, FormatMismatch.
+        RightMissing, CheckpointMismatch, FormatMismatch.
         """
-        ends: dict[int, int] = {}
         with closing(Consumer(self._options, logger=client_log(log))) as consumer:
             deadline_s = time.monotonic() + _TIMEOUT_S
-            places = _places(self._topic, self._begin)
-            least = {
-                lane: bounds(consumer, place, deadline_s)[1] for lane, place in zip(self._begin, places, strict=True)
-            }
-            consumer.assign(places)
-            while len(ends) < len(self._begin):
-                message = consumer.poll(_POLL_S)
-                if message is None:
-                    if time.monotonic() > deadline_s:
-                        raise BrokerUnreachable(
-                            f"received nothing from {self._topic} for {_TIMEOUT_S:g} s: brokers do not answer"
-                        )
-                    continue
-                error, lane = message.error(), _lane(message)
-                if error is None or error.code() != KafkaError._PARTITION_EOF:
-                    # Records past the end of a lane, while other lanes are read, are read again from that end.
-                    if lane not in ends and _is_claim(message):
-                        yield lane, claim_in(message)
-                # The first end may lie below: a replica may lag behind.
-                elif (end := message.offset() or 0) >= least[lane]:
-                    ends.setdefault(lane, end)
-                deadline_s = time.monotonic() + _TIMEOUT_S
-        self._consumer.assign(_places(self._topic, ends))
+            begins = {(self._topic, partition_of_lane(lane)): offset for lane, offset in self._begin.items()}
+            ends = {place: bounds(consumer, TopicPartition(*place), deadline_s)[1] for place in begins}
+            for message in read_up_to(consumer, begins, ends, _TIMEOUT_S):
+                yield _lane(message), claim_in(message)
+        self._consumer.assign([TopicPartition(*place, end) for place, end in ends.items()])
 
     def read(self, timeout_s: float) -> list[tuple[int, Claim]]:
         """Return the claims that have come since, each with its lane, in order for each lane.
@@ -125,7 +105,3 @@ def _is_claim(message: Message) -> bool:
 
 def _lane(message: Message) -> int:
     return (message.partition() or 0) - partition_of_lane(0)
-
-
-def _places(topic: str, offsets: Mapping[int, int]) -> list[TopicPartition]:
-    return [TopicPartition(topic, partition_of_lane(lane), offset) for lane, offset in offsets.items()]

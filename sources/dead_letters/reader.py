@@ -12,13 +12,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
 from conf.kafka.options import librdkafka_options
+from conf.kafka.read_up_to import read_up_to
 from conf.settings import Settings
 from sources.dead_letters.position import ResendPosition
 from sources.subscriber import Received, received
 
 _TIMEOUT_S = 30.0
-_POLL_MESSAGES = 500
-_POLL_S = 0.5
+_RETRY_S = 0.5
 _COORDINATOR = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -67,29 +67,15 @@ class DeadLetterReader:
     def records(self, starts: Mapping[int, int]) -> Iterator[Received]:
         """Yield the committed records of each partition from its start up to its present end.
 
-        Raises BrokerUnreachable.
+        Raises BrokerUnreachable, RightMissing.
         """
-        unread = self._assign(starts)
-        last_answer_s = time.monotonic()
-        while unread:
-            # Poll for one message first: `consume` alone would wait for a full batch.
-            first = self._consumer.poll(_POLL_S)
-            for message in [] if first is None else [first, *self._consumer.consume(_POLL_MESSAGES, 0)]:
-                last_answer_s = time.monotonic()
-                number, offset = message.partition() or 0, message.offset() or 0
-                if error := message.error():
-                    self._check(error)
-                    if error.code() == KafkaError._PARTITION_EOF:
-                        unread.pop(number, None)
-                elif offset < unread.get(number, 0):
-                    yield received(message, int(time.time() * 1000))
-                else:
-                    # Written after the end was read.
-                    unread.pop(number, None)
-            if time.monotonic() - last_answer_s > _TIMEOUT_S:
-                raise BrokerUnreachable(
-                    f"could not read {self._topic} at {self._servers}: no answer for {_TIMEOUT_S:g} s"
-                )
+        begins = {(self._topic, number): start for number, start in starts.items()}
+        try:
+            ends = {place: self._end(*place) for place in begins}
+            for message in read_up_to(self._consumer, begins, ends, _TIMEOUT_S):
+                yield received(message, int(time.time() * 1000))
+        except KafkaException as problem:
+            raise self._unreachable(problem.args[0]) from problem
 
     def group(self) -> Any:
         """Return the group metadata with which a transaction commits positions."""
@@ -111,28 +97,11 @@ class DeadLetterReader:
                 starting = error.retriable() or error.code() in _COORDINATOR
                 if not starting or time.monotonic() > deadline_s:
                     raise self._unreachable(error) from problem
-                time.sleep(_POLL_S)
+                time.sleep(_RETRY_S)
 
-    def _assign(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """Start to read, and return the ends of the partitions that have records from their start on."""
-        ends, assigned = {}, []
-        try:
-            for number, start in starts.items():
-                partition = TopicPartition(self._topic, number)
-                low, high = self._consumer.get_watermark_offsets(partition, _TIMEOUT_S, cached=False)
-                if max(low, start) < high:
-                    ends[number] = high
-                    assigned.append(TopicPartition(self._topic, number, max(low, start)))
-        except KafkaException as problem:
-            raise self._unreachable(problem.args[0]) from problem
-        self._consumer.assign(assigned)
-        return ends
-
-    def _check(self, error: KafkaError) -> None:
-        # The client recovers from a lost connection by itself.
-        lost = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
-        if not (lost or error.retriable() or error.code() == KafkaError._PARTITION_EOF):
-            raise self._unreachable(error)
+    def _end(self, topic: str, number: int) -> int:
+        _, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), _TIMEOUT_S, cached=False)
+        return int(high)
 
     def _unreachable(self, error: KafkaError) -> BrokerUnreachable:
         return BrokerUnreachable(f"could not read {self._topic} at {self._servers}: {error.str()}")
