@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -14,7 +14,20 @@ from conf.errors import UsageError
 from streaming.cli.options import ConfigFile, Overrides, answer_row, duration_ms, header, settings_of, utf8
 
 if TYPE_CHECKING:
+    from conf.settings import Settings
     from sources.canceller import Answer
+
+# Groups of options in the help.
+_REPEATING, _REPLACING = "Repeating", "Replacing a message"
+
+
+class _Message(NamedTuple):
+    """The parts of each message that the options choose, apart from its value. None: by default."""
+
+    key: bytes | None
+    headers: list[tuple[str, bytes]]
+    topic: str | None
+    partition: int | None
 
 
 def publish(
@@ -39,23 +52,37 @@ def publish(
         str | None,
         typer.Option(
             metavar="RULE",
+            rich_help_panel=_REPEATING,
             help="Deliver again and again: 'every 10m', PT10M, or a cron expression such as '0 9 * * MON-FRI'. The "
             "policy repeats must allow it.",
         ),
     ] = None,
     zone: Annotated[
-        str | None, typer.Option("--repeat-zone", metavar="ZONE", help="The time zone of a cron expression.")
+        str | None,
+        typer.Option(
+            "--repeat-zone", metavar="ZONE", rich_help_panel=_REPEATING, help="The time zone of a cron expression."
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--repeat-until", metavar="INSTANT", help="No occurrence comes after this instant.")
+        str | None,
+        typer.Option(
+            "--repeat-until",
+            metavar="INSTANT",
+            rich_help_panel=_REPEATING,
+            help="No occurrence comes after this instant.",
+        ),
     ] = None,
     most: Annotated[
-        str | None, typer.Option("--repeat-count", metavar="N", help="How many occurrences come, at the most.")
+        str | None,
+        typer.Option(
+            "--repeat-count", metavar="N", rich_help_panel=_REPEATING, help="How many occurrences come, at the most."
+        ),
     ] = None,
     missed: Annotated[
         Literal["one", "all", "none"] | None,
         typer.Option(
             "--repeat-missed",
+            rich_help_panel=_REPEATING,
             help="Deliver the first, all or none of the occurrences that an outage of the job has made late.",
             show_default="one",
         ),
@@ -83,19 +110,25 @@ def publish(
     replaces: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Cancel this waiting message, and accept the new one in its place: both or neither."
+            metavar="ID",
+            rich_help_panel=_REPLACING,
+            help="Cancel this waiting message, and accept the new one in its place: both or neither.",
         ),
     ] = None,
     condition: Annotated[
         Literal["waiting", "always"] | None,
         typer.Option(
             "--if",
+            rich_help_panel=_REPLACING,
             help="With --replaces: accept the new message only if the old one still waited, or always.",
             show_default="waiting",
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="With --replaces: how long to wait for the answer.")
+        str,
+        typer.Option(
+            metavar="DURATION", rich_help_panel=_REPLACING, help="With --replaces: how long to wait for the answer."
+        ),
     ] = "1m",
     unchecked: Annotated[
         bool,
@@ -116,10 +149,8 @@ def publish(
     message is accepted; 3 it is refused, because the old one was cancelled before; 4 it is refused, because the old one
     is staged or unknown; 1 there was no answer in time.
     """
-    from sources.canceller import Canceller, place_of
     from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers, start_ms
     from sources.publisher import Publisher
-    from state.cancel import WAITING, replacing
     from state.names import NAME_HEADER
 
     wait_ms = duration_ms("--timeout", timeout)
@@ -136,32 +167,42 @@ def publish(
     if rule and not unchecked:
         now_ms = time.time_ns() // 1_000_000
         instants = next_instants(rule, start_ms(after, at, level, settings.levels.delays, now_ms), now_ms)
-    schedule += rule
-    user_headers = [header("--header", text) for text in headers or ()]
+    own = [*schedule, *rule, *(header("--header", text) for text in headers or ())]
     if name is not None:
-        user_headers.append((NAME_HEADER, os.fsencode(name)))
+        own.append((NAME_HEADER, os.fsencode(name)))
     record_key = None if key is None else os.fsencode(key)
-    input_topic = utf8("--topic", topic) if topic else None
+    message = _Message(record_key, own, utf8("--topic", topic) if topic else None, partition)
     if replaces and value is not None:
-        old = utf8("--replaces", replaces)
-        own = [*schedule, *user_headers, *replacing(old, condition or WAITING)]
-        # By default behind the old message: so the job has read that before it reads the new one.
-        old_topic, old_partition, _ = place_of(old, settings)
-        number = old_partition if partition is None and input_topic in (None, old_topic) else partition
-        with Canceller(settings) as canceller, Publisher(settings, input_topic or old_topic, number) as publisher:
-            for message_id in publisher.publish([os.fsencode(value)], record_key, own):
+        answer = _replace(settings, utf8("--replaces", replaces), condition, os.fsencode(value), message, wait_ms)
+        _show(answer, timeout)
+    else:
+        values: Iterable[bytes] = _lines() if value is None else [os.fsencode(value)]
+        # Without a key, all records of the name go where `delayline cancel --name` asks.
+        by_name = os.fsencode(name) if name is not None and key is None else None
+        with Publisher(settings, message.topic or settings.topics.input[0], partition, by_name) as publisher:
+            for message_id in publisher.publish(values, message.key, message.headers):
                 typer.echo(message_id)
-                canceller.expect(message_id, old)
-            _show(next(canceller.answers(wait_ms), None), timeout)
-        _show_next(instants)
-        return
-    values: Iterable[bytes] = _lines() if value is None else [os.fsencode(value)]
-    # Without a key, all records of the name go where `delayline cancel --name` asks.
-    by_name = os.fsencode(name) if name is not None and key is None else None
-    with Publisher(settings, input_topic or settings.topics.input[0], partition, by_name) as publisher:
-        for message_id in publisher.publish(values, record_key, schedule + user_headers):
-            typer.echo(message_id)
     _show_next(instants)
+
+
+def _replace(
+    settings: Settings, old: str, condition: str | None, value: bytes, message: _Message, wait_ms: int
+) -> Answer | None:
+    """Publish a message in place of the one with the id `old`. Return the job's answer, if it comes in time."""
+    from sources.canceller import Canceller, place_of
+    from sources.publisher import Publisher
+    from state.cancel import WAITING, replacing
+
+    # By default behind the old message: so the job has read that before it reads the new one.
+    old_topic, old_partition, _ = place_of(old, settings)
+    is_behind = message.partition is None and message.topic in (None, old_topic)
+    partition = old_partition if is_behind else message.partition
+    with Canceller(settings) as canceller, Publisher(settings, message.topic or old_topic, partition) as publisher:
+        headers = [*message.headers, *replacing(old, condition or WAITING)]
+        for message_id in publisher.publish([value], message.key, headers):
+            typer.echo(message_id)
+            canceller.expect(message_id, old)
+        return next(canceller.answers(wait_ms), None)
 
 
 def _show_next(instants_ms: Sequence[int]) -> None:
