@@ -17,7 +17,7 @@ from conf.kafka.client_log import client_log
 from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.position import Log
-from sinks.release.pending import Pending
+from sinks.release.incoming import Incoming
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +36,17 @@ class NearEnd:
         # All records of the ready log below this offset had been read when the broker was asked.
         self._asked_below = 0
 
-    def look(self, pending: Pending) -> None:
-        """Report the end in the broker's answer to `pending`, or ask the broker for it if `pending` needs it.
+    def look(self, incoming: Incoming) -> None:
+        """Report the end in the broker's answer to `incoming`, or ask the broker for it if `incoming` needs it.
 
         Raises KafkaException, after which it may be called again, and RightMissing.
         """
-        if self._answer is None and pending.needs_near_end:
-            self._ask(pending.end(Log.READY))
+        if self._answer is None and incoming.needs_near_end:
+            self._ask(incoming.ends[Log.READY])
         elif self._answer is not None and self._answer.done():
             answer, self._answer = self._answer, None
             with right_named("Describe", f"topic {self._partition.topic}"):
-                pending.learn_near_end(answer.result().offset, self._asked_below)
+                incoming.learn_near_end(answer.result().offset, self._asked_below)
 
     def _ask(self, asked_below: int) -> None:
         if self._client is None:

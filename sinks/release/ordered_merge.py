@@ -85,7 +85,10 @@ class OrderedMerge:
         return min(dues, default=None)
 
     def needs(self) -> dict[str, int]:
-        """Return the output topics of the messages in memory, and how many partitions they need. Decodes all."""
+        """Return the output topics of the messages in memory, and how many partitions of each they need.
+
+        Decodes all waiting messages: a tenth of a second for 20 MB.
+        """
         opened, encoded = (each.messages for each in self.opened), map(Chunk.decoded, self.chunks.in_memory())
         return united_needs(needs_of(each) for each in chain([self.current], opened, encoded))
 

@@ -24,7 +24,6 @@ late messages, and so does a message that shall be due at once. `incoming` has t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +51,10 @@ def _know_none(asked: pa.Table, _now_ms: int) -> list[None]:
 
 
 class Pending:
-    """The pending messages of one shard, from `position` on, in about `max_bytes` of memory."""
+    """The pending messages of one shard, from `position` on.
+
+    `merge` has the messages, in about `merge.max_bytes` of memory, and `incoming` the chunks to take in next.
+    """
 
     def __init__(self, position: Position, started_ms: int = 0, went_to: WentTo = _know_none) -> None:
         """The shard is released by this process since `started_ms` (epoch ms).
@@ -61,64 +63,16 @@ class Pending:
         """
         self.position = position
         self._removals = Removals()
-        self._merge = OrderedMerge(self._removals, position.below)
-        self._desk = RecallDesk(self._merge, self._removals, went_to, started_ms)
-        self._incoming = Incoming(self._merge.chunks)
+        self.merge = OrderedMerge(self._removals, position.below)
+        self._desk = RecallDesk(self.merge, self._removals, went_to, started_ms)
+        self.incoming = Incoming(self.merge.chunks)
         # Whether the last transaction was of late messages.
         self._was_late = False
 
     @property
-    def max_bytes(self) -> int:
-        """About how much memory the messages may take. Set it as it changes."""
-        return self._merge.max_bytes
-
-    @max_bytes.setter
-    def max_bytes(self, nbytes: int) -> None:
-        self._merge.max_bytes = nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the messages in memory."""
-        return self._merge.nbytes
-
-    @property
-    def messages(self) -> int:
-        """The number of messages. All messages of a chunk count until it is decoded, even if it is released in part."""
-        return self._merge.messages
-
-    @property
     def next_due_ms(self) -> int | None:
         """When there is something to plan (epoch ms): 0 for "now", None if more must be added first."""
-        return self._merge.next_ms if self._incoming.next(self.position.below) is None else 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is pending."""
-        return self._merge.is_empty
-
-    @property
-    def needs_near_end(self) -> bool:
-        """Whether requests wait for `learn_near_end`."""
-        return self._incoming.needs_near_end
-
-    def learn_near_end(self, end: int, requests_below: int) -> None:
-        """Do what `Incoming.learn_near_end` does."""
-        self._incoming.learn_near_end(end, requests_below)
-
-    def end(self, log: Log) -> int:
-        """Return the offset below which all of `log` is added."""
-        return self._incoming.ends[log]
-
-    def reach(self, ends: Mapping[Log, int]) -> None:
-        """Take note that all chunks are added that lie below the offset `ends` of each log."""
-        self._incoming.reach(ends)
-
-    def needs(self) -> dict[str, int]:
-        """Return the output topics of the messages in memory, and how many partitions of each they need.
-
-        Decodes all waiting messages: a tenth of a second for 20 MB.
-        """
-        return self._merge.needs()
+        return self.merge.next_ms if self.incoming.next(self.position.below) is None else 0
 
     def add(self, place: Place, summary: ChunkSummary, payload: bytes) -> None:
         """Add the chunk at `place`. A chunk that comes again is ignored.
@@ -126,29 +80,18 @@ class Pending:
         The offsets of a log ascend, from `lowest` of its position on.
         """
         log, offset = place
-        if offset < self._incoming.ends[log]:
+        if offset < self.incoming.ends[log]:
             return
-        self._incoming.reach({log: offset + 1})
+        self.incoming.reach({log: offset + 1})
         below, is_taken_in = self.position.below_at(place), offset < self.position.of(log).taken_in
         if summary.has_requests and is_taken_in:
             requests = requests_in(messages_of(payload, str(place)))
             self._removals.add(removed_before(place, self.position.near.taken_in, requests))
         if not is_taken_in:
-            self._merge.chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
+            self.merge.chunks.add_incoming(Chunk(place, summary.first, summary.count, summary, payload))
         elif below is None or summary.last >= below:
             first = summary.first if below is None else max(summary.first, below)
-            self._merge.chunks.add_waiting(Chunk(place, first, summary.count, summary, payload))
-
-    def restore(self, place: Place, payload: bytes) -> None:
-        """Give the payload of a chunk that was dropped."""
-        self._merge.chunks.restore(place, payload)
-
-    def shrink(self) -> None:
-        """Drop the payloads of the chunks that are needed last, until no more than `max_bytes` are in memory.
-
-        Messages in order stay, and at least one message of each open chunk.
-        """
-        self._merge.shrink()
+            self.merge.chunks.add_waiting(Chunk(place, first, summary.count, summary, payload))
 
     def plan(self, now_ms: int, until_ms: int, limits: Limits) -> Planned | None:
         """Return the next transaction, or None if nothing is due until `until_ms` (epoch ms).
@@ -156,7 +99,7 @@ class Pending:
         Raises PayloadMissing if that needs chunks that were dropped. Chunks may be taken in by then, or opened, but
         nothing is planned.
         """
-        merge = self._merge
+        merge = self.merge
         self._removals.go_on(now_ms, self.position.below)
         others_first, self._was_late = self._has_turn(max(now_ms, until_ms) + limits.slice_ms), False
         late = self._take_in(limits, now_ms, until_ms, others_first)
@@ -187,10 +130,10 @@ class Pending:
         is pending, or the position is there.
         """
         position = self.position
-        for log, end in self._incoming.ends.items():
+        for log, end in self.incoming.ends.items():
             if end > position.of(log).taken_in:
                 position = position.taken_in_to(log, end)
-        if not self.is_empty or position is self.position:
+        if not self.merge.is_empty or position is self.position:
             return None
         self.position = position
         return self._planned(empty_messages(), sizes_of(empty_messages()), below=None)
@@ -216,12 +159,12 @@ class Pending:
             return None
         if next_ms is not None and next_ms < highest.deliver_at_ms:
             return None
-        self._merge.raise_bound(highest)
+        self.merge.raise_bound(highest)
         return self._planned(empty_messages(), sizes_of(empty_messages()), highest)
 
     def _lowest(self, below: OrderKey | None) -> dict[Log, int]:
         """Return the lowest offset of each log that is needed after a crash, if all before `below` is released."""
-        lowest = self._merge.lowest({log: self.position.of(log).taken_in for log in Log})
+        lowest = self.merge.lowest({log: self.position.of(log).taken_in for log in Log})
         for log, offset in self._removals.needed(below):
             lowest[log] = min(lowest[log], offset)
         return lowest
@@ -232,10 +175,10 @@ class Pending:
         That is so after a transaction of late ones, and if nothing that is hidden behind them is due before `until_ms`
         (epoch ms), and would come out of order.
         """
-        next_ms = self._merge.next_ms if self._was_late else None
+        next_ms = self.merge.next_ms if self._was_late else None
         if next_ms is None or next_ms > until_ms:
             return False
-        return not self._incoming.hides(self.position.below, until_ms)
+        return not self.incoming.hides(self.position.below, until_ms)
 
     def _take_in(self, limits: Limits, now_ms: int, until_ms: int, late_waits: bool) -> list[pa.Table]:
         """Take in chunks until their late messages fill a transaction, and return these, with the answers to requests.
@@ -246,27 +189,27 @@ class Pending:
         late: list[pa.Table] = []
         room = Room(limits)
         arrived: list[OpenChunk] = []
-        below, bound = self.position.below, self._merge.bound
+        below, bound = self.position.below, self.merge.bound
         requests_wait = False
-        while room.is_left and (chunk := self._incoming.next(below, requests_wait, late_waits)) is not None:
+        while room.is_left and (chunk := self.incoming.next(below, requests_wait, late_waits)) is not None:
             log, offset = chunk.place
             if not chunk.summary.has_requests and (bound is None or chunk.first >= bound):
-                self._merge.chunks.let_wait(log)
+                self.merge.chunks.let_wait(log)
             elif chunk.payload is None and late:
                 break
             elif chunk.payload is None:
-                self._merge.settle(arrived)
-                raise PayloadMissing(self._merge.chunks.incoming[log])
+                self.merge.settle(arrived)
+                raise PayloadMissing(self.merge.chunks.incoming[log])
             else:
                 requests = requests_in(chunk.decoded()) if chunk.summary.has_requests else empty_messages()
                 if chunk.summary.has_requests:
                     # They may be about what has arrived with them.
-                    self._merge.settle(arrived)
+                    self.merge.settle(arrived)
                     arrived = []
                     if not self._may_decide(chunk.place, requests, bool(late), until_ms):
                         requests_wait = True
                         continue
-                messages = self._merge.messages_of(chunk)
+                messages = self.merge.messages_of(chunk)
                 wanted = self._desk.wanted_now() if requests.num_rows else empty_messages()
                 is_late = 0 if below is None else count_before(messages, below)
                 # With the requests also those that are passed on.
@@ -277,13 +220,13 @@ class Pending:
                     late += self._desk.decide(chunk.place, self.position.near.taken_in, requests, wanted, now_ms)
                 if is_late:
                     late.append(messages.slice(0, is_late))
-                self._merge.chunks.forget_incoming(log)
+                self.merge.chunks.forget_incoming(log)
                 if is_late < messages.num_rows:
                     arrived.append(OpenChunk(chunk, messages.slice(is_late), chunk.summary.nbytes, 0))
             self.position = self.position.taken_in_to(log, offset + 1)
             if log is Log.NEAR:
                 self.position = replace(self.position, forwarded=self.position.forwarded + chunk.summary.count)
-        self._merge.settle(arrived)
+        self.merge.settle(arrived)
         return late
 
     def _may_decide(self, place: Place, requests: pa.Table, has_late: bool, until_ms: int) -> bool:
@@ -291,6 +234,6 @@ class Pending:
 
         Raises PayloadMissing if chunks must be read again for it, and nothing else goes first.
         """
-        next_ms = self._merge.next_ms
+        next_ms = self.merge.next_ms
         others_due = next_ms is not None and next_ms <= until_ms
         return self._desk.may_decide(place, requests, others_first=has_late, others_due=others_due)

@@ -142,13 +142,13 @@ class ShardRelease(PartThread):
                     self._writer.settle()
                     self._rates.read_if_reopened()
                     next_ms = pending.next_due_ms
-                    self.drained = pending.is_empty and not self._writer.in_flight
+                    self.drained = pending.merge.is_empty and not self._writer.in_flight
                     self._count(pending)
-                    most_s = _POLL_S if reader.at_end and not pending.needs_near_end else _ANSWER_S
+                    most_s = _POLL_S if reader.at_end and not pending.incoming.needs_near_end else _ANSWER_S
                     early_ms = most_s * 1000 if next_ms is None else next_ms - self._settings.release.lead - now_ms()
                     self._take(reader, pending, min(max(early_ms, 0) / 1000, most_s))
                     planned = (self._plan(reader, pending) or self._past_end(pending)) if reader.at_end else None
-                    self._writer.write(planned, pending.needs)
+                    self._writer.write(planned, pending.merge.needs)
         except ClockSetBack:
             log.warning(
                 "shard %d: this host's clock was set back. Messages wait until the clock reaches their due time again",
@@ -184,8 +184,8 @@ class ShardRelease(PartThread):
                 pending.add(place, summary, payload)
                 self._limit(pending)
                 self._reading = None
-            pending.reach(reader.ends)
-            self._near_end.look(pending)
+            pending.incoming.reach(reader.ends)
+            self._near_end.look(pending.incoming)
         except KafkaException as problem:
             if self._reading is None or time.monotonic() > self._read_failed_s + _QUIET_S:
                 self._reading = self._beat.retry()
@@ -193,9 +193,9 @@ class ShardRelease(PartThread):
             self._read_failed_s = time.monotonic()
 
     def _limit(self, pending: Pending) -> None:
-        pending.max_bytes = self._most_pending_bytes
-        if pending.nbytes > pending.max_bytes:
-            pending.shrink()
+        pending.merge.max_bytes = self._most_pending_bytes
+        if pending.merge.nbytes > pending.merge.max_bytes:
+            pending.merge.shrink()
 
     def _limits(self, clock_ms: int) -> Limits:
         release = self._settings.release
@@ -226,7 +226,7 @@ class ShardRelease(PartThread):
                 self._limit(pending)
                 try:
                     for place, payload in reader.read_again(missing.places):
-                        pending.restore(place, payload)
+                        pending.merge.chunks.restore(place, payload)
                 except (KafkaException, BrokerUnreachable) as problem:
                     retry.wait(problem)
 
@@ -245,4 +245,4 @@ class ShardRelease(PartThread):
             in_flight = self._writer.in_flight
             due_ms = in_flight[0].last_due_ms if in_flight else pending.next_due_ms or None
             written = sum(planned.messages.num_rows for planned in in_flight)
-            self.backlog = Backlog(pending.messages + written, due_ms)
+            self.backlog = Backlog(pending.merge.messages + written, due_ms)

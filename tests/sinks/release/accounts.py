@@ -13,9 +13,9 @@ from state.order import key_of
 
 def check_accounts(pending: Pending) -> None:
     """Fail if the counts and indexes of `pending` do not match its chunks."""
-    check_chunks(pending._merge.chunks)
-    waiting = {chunk.place: chunk for chunk in pending._merge.chunks.waiting}
-    opened = pending._merge.opened
+    check_chunks(pending.merge.chunks)
+    waiting = {chunk.place: chunk for chunk in pending.merge.chunks.waiting}
+    opened = pending.merge.opened
     offsets = Counter(Place(log, offset) for log, own in opened._offsets.items() for offset in own)
     assert offsets == Counter(list(opened._open))
     assert opened.nbytes == sum(each.nbytes for each in opened)

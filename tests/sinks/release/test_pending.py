@@ -101,7 +101,7 @@ class _Release:
         is_set_back = self.set_back_at[-1:] == [len(self.seen)]
         self.floor = self.committed.set_back() if is_set_back else self.committed
         self.pending = Pending(self.floor)
-        self.pending.max_bytes = self.max_bytes
+        self.pending.merge.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
         there = [place for place, _ in self.logs.chunks[: self.logs.visible]]
         for place in sorted(there, key=lambda each: each.log is not first):
@@ -132,7 +132,7 @@ class _Release:
             assert places == sorted(set(places))
             self.restored += len(places)
             for place in places:
-                self.pending.restore(place, self.logs.record(place)[0])
+                self.pending.merge.chunks.restore(place, self.logs.record(place)[0])
         if planned is not None:
             self.planned.append(planned)
             self._check_limits(planned.messages, is_late=planned.position.below == below)
@@ -141,7 +141,7 @@ class _Release:
     def come_to_end(self) -> dict[Log, int]:
         """Pass the ends of the logs, if nothing is pending, up to where the next chunks will be after other records."""
         ends = self.logs.ends(after=3)
-        self.pending.reach(ends)
+        self.pending.incoming.reach(ends)
         planned = self.pending.past()
         if planned is not None:
             assert planned.messages.num_rows == 0
@@ -164,8 +164,8 @@ class _Release:
         """Return whether memory is within its bound, apart from the messages in order and one message of each chunk."""
         # No message has more.
         least_bytes = sum(table.slice(0, 1).nbytes for _, table in self.logs.chunks)
-        bound: int = self.pending.max_bytes + self.pending._merge.current.nbytes + least_bytes
-        return self.pending.nbytes <= bound
+        bound: int = self.pending.merge.max_bytes + self.pending.merge.current.nbytes + least_bytes
+        return self.pending.merge.nbytes <= bound
 
     def commit(self) -> None:
         if self.planned:
@@ -212,8 +212,8 @@ def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
             now_ms -= 2 * ms
             release.open(set_back=True)
         else:
-            release.max_bytes = release.pending.max_bytes = ms * 100
-            release.pending.shrink()
+            release.max_bytes = release.pending.merge.max_bytes = ms * 100
+            release.pending.merge.shrink()
             assert release.memory_is_bounded()
         check_accounts(release.pending)
     release.arrive(len(tables))
@@ -318,10 +318,10 @@ def test_it_tells_which_topics_its_messages_are_for_wherever_they_are() -> None:
     release.arrive(3)
     assert release.plan(1_050, 0)
     release.arrive(1)
-    assert release.pending.needs() == {"now": 1, "open": 1, "later": 3, "next": 4}
-    release.pending.max_bytes = 0
-    release.pending.shrink()
-    assert "later" not in release.pending.needs()
+    assert release.pending.merge.needs() == {"now": 1, "open": 1, "later": 3, "next": 4}
+    release.pending.merge.max_bytes = 0
+    release.pending.merge.shrink()
+    assert "later" not in release.pending.merge.needs()
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 9])
@@ -330,7 +330,7 @@ def test_messages_with_one_key_are_released_though_memory_is_short(count: int, m
     # The input topic was created again, and its messages are due at the same instant as the messages before.
     rows = [{"deliver_at_ms": 1_000, "offset": at // 2, "value": bytes(500)} for at in range(2 * count)]
     release = _Release(_Logs.of([(0, messages(rows))]), Limits(1_000, 1_000_000, 20))
-    release.max_bytes = release.pending.max_bytes = max_bytes
+    release.max_bytes = release.pending.merge.max_bytes = max_bytes
     release.arrive(1)
     while release.plan(1_000, 0):
         release.commit()
@@ -356,15 +356,15 @@ def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(res
     release = _Release(_spread_widely(), Limits(1_000, 1_000_000, 20))
     largest = max(table.nbytes for _, table in release.logs.chunks)
     total = sum(table.nbytes for _, table in release.logs.chunks)
-    release.max_bytes = release.pending.max_bytes = 175_000
+    release.max_bytes = release.pending.merge.max_bytes = 175_000
     release.arrive(len(release.logs.chunks))
     for now_ms in range(0, _SPREAD_MS + 2_000, 2_000):
         if restarts and now_ms % 100_000 == 0:
             release.open()
         while release.plan(now_ms, 0):
             release.commit()
-            release.pending.shrink()
-            assert release.pending.nbytes <= release.max_bytes + release.pending._merge.current.nbytes + largest
+            release.pending.merge.shrink()
+            assert release.pending.merge.nbytes <= release.max_bytes + release.pending.merge.current.nbytes + largest
     assert len(release.seen) == 100 * _SPREAD_CHUNKS
     assert release.seen == sorted(release.seen)
     # Each chunk has a share of the memory, and is read again for each of these shares.

@@ -102,7 +102,7 @@ class _Shard:
         position = self.committed.set_back() if is_ahead else self.committed
         self.recently = RecentlyReleased(most=self.remembered)
         self.pending = Pending(position, self.now_ms, self.recently.find)
-        self.pending.max_bytes = self.max_bytes
+        self.pending.merge.max_bytes = self.max_bytes
         self.planned: list[Planned] = []
         for log, end in ((Log.READY, len(self.logs[Log.READY])), (Log.NEAR, self.near_read)):
             for offset in range(self.committed.of(log).lowest, end):
@@ -159,10 +159,10 @@ class _Shard:
             except PayloadMissing as missing:
                 self.restored += len(missing.places)
                 for place in missing.places:
-                    self.pending.restore(place, self.logs[place.log][place.offset][0])
+                    self.pending.merge.chunks.restore(place, self.logs[place.log][place.offset][0])
                 continue
-            if planned is None and self.pending.needs_near_end:
-                self.pending.learn_near_end(len(self.logs[Log.NEAR]), self.pending.end(Log.READY))
+            if planned is None and self.pending.incoming.needs_near_end:
+                self.pending.incoming.learn_near_end(len(self.logs[Log.NEAR]), self.pending.incoming.ends[Log.READY])
                 continue
             if planned is not None:
                 self.planned.append(planned)
@@ -257,8 +257,8 @@ def test_each_request_gets_one_answer_which_agrees_with_what_happens(
             shard.open()
         elif step == "shrink":
             # So that open chunks are put back, some in the middle.
-            shard.max_bytes = shard.pending.max_bytes = ms * 20
-            shard.pending.shrink()
+            shard.max_bytes = shard.pending.merge.max_bytes = ms * 20
+            shard.pending.merge.shrink()
         elif step == "set back":
             shard.now_ms -= 2 * ms
             shard.open()
@@ -309,7 +309,7 @@ def test_asks_wait_for_what_the_near_log_had_when_they_were_read_and_no_other_me
     assert (shard.seen, shard.results) == (Counter([1]), {})
     # Nothing to plan, and not all is done.
     assert shard.pending.next_due_ms is None
-    assert not shard.pending.is_empty
+    assert not shard.pending.merge.is_empty
     shard.read_near(1)
     shard.settle()
     assert not shard.results
@@ -441,8 +441,8 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
     shard = _Shard(Limits(1_000, 1_000_000, 20), 1)
     for number in range(40):
         shard.arrive("messages", [(number * 7 + at * 50) % 2_000 for at in range(40)])
-    shard.max_bytes = shard.pending.max_bytes = 60_000
-    shard.pending.shrink()
+    shard.max_bytes = shard.pending.merge.max_bytes = 60_000
+    shard.pending.merge.shrink()
     shard.arrive("requests", [1_599])
     shard.settle()
     # Each chunk has been looked at now.
@@ -450,12 +450,12 @@ def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_
     for _ in range(10):
         shard.now_ms += 100
         shard.settle()
-        shard.pending.shrink()
+        shard.pending.merge.shrink()
         restored = shard.restored
         shard.arrive("requests", [1_500 + shard.requests])
         shard.settle()
         assert shard.restored == restored
-    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending._merge.chunks.waiting)
+    assert any(len(chunk.ids or ()) > 1 for chunk in shard.pending.merge.chunks.waiting)
 
 
 def test_what_was_taken_out_is_remembered_however_long_a_broker_does_not_answer() -> None:
@@ -510,7 +510,7 @@ def test_a_message_that_shall_be_due_now_is_due_when_it_is_asked_for_or_sooner_a
     shard.arrive("messages", [400, 500, 900])
     shard.now_ms += 450
     shard.arrive("requests", [2, 0], delivers=[True, True])
-    shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
+    shard.pending.incoming.learn_near_end(0, shard.pending.incoming.ends[Log.READY])
     shard.plan(0)
     # Whatever is overdue, or an old answer in the log behind it.
     assert _due_of(shard, shard.planned[0]) == {2: 450, 0: 400}
@@ -528,7 +528,7 @@ def test_answers_do_not_wait_for_the_clock_of_the_job_which_is_ahead() -> None:
     shard.now_ms += 30_000
     shard.arrive("requests", [0, 1], delivers=[False, True])
     shard.now_ms -= 30_000
-    shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
+    shard.pending.incoming.learn_near_end(0, shard.pending.incoming.ends[Log.READY])
     assert shard.plan(0)
     assert shard.planned[0].last_due_ms == shard.now_ms
     shard.commit()
@@ -543,17 +543,17 @@ def test_two_messages_of_one_id_both_come_out_now_and_the_shard_goes_on() -> Non
     shard.arrive("messages", [500, 900])
     shard.messages = 0
     shard.arrive("messages", [800, 950])
-    shard.max_bytes = shard.pending.max_bytes = 1
+    shard.max_bytes = shard.pending.merge.max_bytes = 1
     shard.arrive("requests", [0], delivers=[True])
-    shard.pending.learn_near_end(0, shard.pending.end(Log.READY))
+    shard.pending.incoming.learn_near_end(0, shard.pending.incoming.ends[Log.READY])
     while not shard.planned:
-        shard.pending.shrink()
+        shard.pending.merge.shrink()
         shard.plan(0)
     rows = shard.planned[0].messages.to_pylist()
     assert [row["offset"] for row in rows if row["kind"] == DUE_NOW] == [0] * 3
     shard.now_ms += 1_000
-    while not shard.pending.is_empty:
-        shard.pending.shrink()
+    while not shard.pending.merge.is_empty:
+        shard.pending.merge.shrink()
         shard.plan(0)
     later = pa.concat_tables(each.messages for each in shard.planned[1:])
     assert later.column("offset").to_pylist() == [1] * 3
@@ -577,13 +577,13 @@ def test_what_is_taken_out_is_not_a_later_message_with_its_id(log: str, is_short
     shard.read_near(1)
     if is_short:
         shard.plan(0)
-        shard.max_bytes = shard.pending.max_bytes = 1
-        shard.pending.shrink()
+        shard.max_bytes = shard.pending.merge.max_bytes = 1
+        shard.pending.merge.shrink()
     for _ in range(10):
         shard.now_ms += 100
         shard.settle()
     assert shard.seen == Counter([0, 1])
-    assert shard.pending.is_empty
+    assert shard.pending.merge.is_empty
     assert bool(shard.restored) == is_short
 
 
@@ -642,12 +642,12 @@ def test_messages_whose_chunks_are_not_in_memory_come_out_now_some_at_a_time() -
     for at in range(30):
         shard.arrive("messages", [1_000 + at, 1_900])
     shard.plan(0)
-    shard.max_bytes = shard.pending.max_bytes = 1
-    shard.pending.shrink()
+    shard.max_bytes = shard.pending.merge.max_bytes = 1
+    shard.pending.merge.shrink()
     shard.now_ms += 10
     shard.arrive("requests", [0, 20, 59], delivers=[True] * 3)
     while not shard.results:
-        shard.pending.shrink()
+        shard.pending.merge.shrink()
         shard.settle()
     assert shard.restored >= 3
     assert shard.results == {each: {"due-now"} for each in (0, 20, 59)}
