@@ -18,6 +18,7 @@ from benchmarks.sealed_table import SealedTable, sealed_table
 from benchmarks.waiting import say, wait_until
 from conf.load import load_settings
 from state.buckets.catalog import SegmentCatalog
+from state.buckets.reach import Reach
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.maintenance.maintenance import Maintenance, TableContents
 from streaming.maintenance.merge_plan import MergeRules
@@ -111,7 +112,11 @@ def _load(table: SealedTable, catalog: SegmentCatalog) -> tuple[int, int]:
     settings = load_settings(None, [], environ={})
     before = _bytes_read(table)
     window = PrefetchWindow(
-        table.store, catalog, 0, [], settings.clock.horizon, settings.window.max_bytes, settings.bucket.shards
+        table.store,
+        Reach(catalog, settings.clock.horizon, settings.window.max_bytes),
+        0,
+        [],
+        settings.bucket.shards,
     )
     for hour in range(_HOURS):
         window.take(hour * _HOUR_MS, (hour + 1) * _HOUR_MS)

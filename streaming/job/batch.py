@@ -17,6 +17,7 @@ from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.task import Cancels
 from state.buckets.operator import BOUND, KEPT
+from state.buckets.reach import Reach
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan
 from streaming.checkpoint.recovery import Recovered
@@ -69,12 +70,10 @@ class BatchRunner:
         failures = Failures(state.store.path, time.monotonic)
         self._window = PrefetchWindow(
             state.store,
-            state.catalog,
+            # A load may take as long as a batch may before messages are late.
+            Reach(state.catalog, settings.clock.horizon, settings.window.max_bytes),
             state.handed_over_before_ms,
             state.overdue,
-            # A load may take as long as a batch may before messages are late.
-            settings.clock.horizon,
-            settings.window.max_bytes,
             settings.bucket.shards,
             failures,
         )

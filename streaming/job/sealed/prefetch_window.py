@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame
 
 from conf.instants import instant_and_ms
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.catalog import SegmentCatalog
 from state.buckets.reach import Reach, due_in
 from state.buckets.segments import Segment
 from state.message_ids import Ids
@@ -42,7 +41,7 @@ _DUE_SOON_MS = 900_000
 
 
 class PrefetchWindow:
-    """Loads sealed messages up to `ahead_ms` past the cutoff, or about `max_bytes` of them if these are due sooner.
+    """Loads sealed messages as far past the cutoff as `reach` says, and keeps about `reach.max_bytes` of them.
 
     Messages due within the next seconds are loaded in any case, and Spark spills to disk if they do not fit into its
     memory. If few messages are due, the window loads further ahead. Only the query's thread may use the window. Loads
@@ -52,11 +51,9 @@ class PrefetchWindow:
     def __init__(
         self,
         store: BucketTable,
-        catalog: SegmentCatalog,
+        reach: Reach,
         start_ms: int,
         overdue: list[Segment],
-        ahead_ms: int,
-        max_bytes: int,
         shards: int,
         failures: Failures | None = None,
         most_pieces: int = _MOST_PIECES,
@@ -66,11 +63,9 @@ class PrefetchWindow:
 
         Args:
             store: the table of sealed buckets.
-            catalog: the metadata of the live segments, which `add` and `advance` update.
+            reach: how far to load, by the metadata of the live segments. `add` and `advance` update its catalog.
             start_ms: the cutoff below which everything is staged, except the messages of `overdue` (epoch ms).
             overdue: the segments with messages below `start_ms` that the first batch must deliver.
-            ahead_ms: how far past the cutoff to load (ms).
-            max_bytes: about how many bytes of messages all pieces together may hold.
             shards: the present number of shards.
             failures: the work that is set aside after failures, if others share it.
             most_pieces: how many pieces there may be.
@@ -79,12 +74,10 @@ class PrefetchWindow:
         self._store = store
         self._most_pieces = most_pieces
         self._now = now
-        self._catalog = catalog
         self._overdue_repeats = any(segment.repeats for segment in overdue)
         self._shards = shards
         self._failures = failures or Failures(store.path, now)
-        self._ahead_ms = ahead_ms
-        self._reach = Reach(catalog, ahead_ms, max_bytes)
+        self._reach = reach
         self._pieces: list[Piece] = []
         self._loading: list[Load] = []
         self._horizon_ms = start_ms
@@ -98,7 +91,7 @@ class PrefetchWindow:
     @property
     def may_repeat(self) -> bool:
         """Whether any message that waits in the table repeats. It counts staged messages of live segments too."""
-        return self._catalog.may_repeat or self._overdue_repeats
+        return self._reach.catalog.may_repeat or self._overdue_repeats
 
     def next_cutoff(self, cutoff_ms: int, wanted_ms: int) -> int:
         """Return the cutoff of the batch that follows one with the cutoff `cutoff_ms`, and start to load up to there.
@@ -177,7 +170,7 @@ class PrefetchWindow:
 
     def add(self, sealed: Iterable[Segment]) -> None:
         """Add newly sealed segments to the catalog, and load the part of them that is below the horizon."""
-        new = self._catalog.add(sealed)
+        new = self._reach.catalog.add(sealed)
         if new:
             self._retreat()
         below = [segment for segment in new if segment.min_deliver_at_ms < self._horizon_ms]
@@ -195,11 +188,11 @@ class PrefetchWindow:
         for piece in [piece for piece in self._pieces if not piece.may_hold(cutoff_ms, piece.end_ms)]:
             piece.chunks.unpersist()
             self._pieces.remove(piece)
-        self._catalog.forget_before(cutoff_ms)
+        self._reach.catalog.forget_before(cutoff_ms)
         # The previous batch has stored the cancelled ids, so later loads leave these messages out.
         pieces, loads = ((each.version_s for each in several) for several in (self._pieces, self._loading))
         self._cancelled.forget_before(cutoff_ms, min([*pieces, *loads], default=math.inf))
-        old_s, soon_ms = self._now() - _FRESH_S, cutoff_ms + min(self._ahead_ms, _DUE_SOON_MS)
+        old_s, soon_ms = self._now() - _FRESH_S, cutoff_ms + min(self._reach.ahead_ms, _DUE_SOON_MS)
         if any(piece.version_s < old_s and piece.end_ms > soon_ms for piece in self._pieces):
             self._give_up_from(soon_ms)
         self._load_ahead(cutoff_ms)
@@ -207,15 +200,15 @@ class PrefetchWindow:
     def _load_ahead(self, cutoff_ms: int) -> None:
         """Start to load the next messages, if less than half a window is loaded. Reach less far after a failure."""
         loaded_ms = self._horizon_ms - cutoff_ms
-        if loaded_ms >= self._ahead_ms // 2 or not self._failures.is_over(LOAD, [NEAR]):
+        if loaded_ms >= self._reach.ahead_ms // 2 or not self._failures.is_over(LOAD, [NEAR]):
             return
         held = sum(piece.nbytes for piece in self._pieces) + sum(load.nbytes for load in self._loading)
         end = self._reach.onward(self._horizon_ms, cutoff_ms, held)
         if not self._failures.is_over(LOAD, [FAR]):
-            end = max(self._horizon_ms, min(end, cutoff_ms + self._ahead_ms))
+            end = max(self._horizon_ms, min(end, cutoff_ms + self._reach.ahead_ms))
         # In steps of half a window: each load costs a Spark job, however few its messages are.
         step_ms = end - self._horizon_ms
-        if step_ms >= self._ahead_ms // 2 or (step_ms and loaded_ms < self._ahead_ms // 4):
+        if step_ms >= self._reach.ahead_ms // 2 or (step_ms and loaded_ms < self._reach.ahead_ms // 4):
             self._load_on(end, is_onward=True)
         elif step_ms:
             return
@@ -233,7 +226,7 @@ class PrefetchWindow:
         """
         end = self._reach.back(self._horizon_ms, self._cutoff_ms)
         if len(self._pieces) + len(self._loading) >= self._most_pieces:
-            end = min(end, self._cutoff_ms + self._ahead_ms)
+            end = min(end, self._cutoff_ms + self._reach.ahead_ms)
         end = max(end, self._next_ms)
         if end < self._horizon_ms:
             self._give_up_from(end)
@@ -254,7 +247,7 @@ class PrefetchWindow:
 
     def _load_on(self, end_ms: int, is_onward: bool = False) -> None:
         """Start to load the messages from the horizon up to `end_ms`, and move the horizon there."""
-        segments = self._catalog.overlapping(self._horizon_ms, end_ms)
+        segments = self._reach.catalog.overlapping(self._horizon_ms, end_ms)
         self._start_loading(segments, self._horizon_ms, end_ms, is_onward=is_onward)
         self._horizon_ms = end_ms
 
@@ -272,19 +265,19 @@ class PrefetchWindow:
         replaced meanwhile, and `add` loads the messages that are sealed meanwhile.
         """
         if segments:
-            parts = self._catalog.parts_of(segments)
+            parts = self._reach.catalog.parts_of(segments)
             version, version_s = self._store.version(), self._now()
             chunks = self._store.chunks(start_ms, end_ms, parts, buckets, version)
             _, nbytes = due_in(segments, start_ms, end_ms)
             least = sum(
                 segment.count
-                for segment in self._catalog.unannounced(segments)
+                for segment in self._reach.catalog.unannounced(segments)
                 if start_ms <= segment.min_deliver_at_ms and segment.max_deliver_at_ms < end_ms
             )
             wanted = Wanted(segments, start_ms, end_ms, least, nbytes, version, version_s, self._shards)
             load = inheritable_thread_target(self._store.spark)(load_piece)
             piece = self._loader.submit(load, self._store, chunks, wanted)
-            reach = NEAR if end_ms <= self._cutoff_ms + self._ahead_ms else FAR
+            reach = NEAR if end_ms <= self._cutoff_ms + self._reach.ahead_ms else FAR
             self._loading.append(Load(start_ms, end_ms, end_ms, nbytes, version_s, reach, is_onward, piece))
 
 

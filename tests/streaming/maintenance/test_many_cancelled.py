@@ -15,6 +15,7 @@ from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.id_rows import ID_ROW_SCHEMA, packed_ids
 from state.buckets.parts import IdRows, MergeName
+from state.buckets.reach import Reach
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA
 from streaming.job.sealed.prefetch_window import PrefetchWindow
@@ -115,7 +116,7 @@ def test_a_merge_and_a_load_read_the_cancelled_ids_of_their_due_times_and_the_dr
         assert bytes_read(store) - before < stored / 5
         before = bytes_read(store)
         segments = [segment for several in (*hour.values(), *month.values()) for segment in several]
-        window = PrefetchWindow(store, SegmentCatalog(segments), 0, [], HOUR_MS, 10**9, shards=2)
+        window = PrefetchWindow(store, Reach(SegmentCatalog(segments), HOUR_MS, 10**9), 0, [], shards=2)
         (piece,) = window.take(0, 5 * HOUR_MS + HOUR_MS // 2)
         assert sum(row["count"] for row in piece.collect()) == 100 // 2 + 2
         window.close()

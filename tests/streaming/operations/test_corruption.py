@@ -20,6 +20,7 @@ from sinks.internal_topics.progress import announce_origin
 from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows, chunks_of, metadata_of, sealed_part
+from state.buckets.reach import Reach
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.origin import CheckpointOrigin
 from state.message import decode_chunk
@@ -120,7 +121,7 @@ def test_loading_a_damaged_file_is_an_error_that_names_it_and_its_waiting_messag
     file = file_of(sealed, 2)
     change(file, damage)
     segments = [described_segment(row.asDict()) for row in sealed.metadata()]
-    window = PrefetchWindow(sealed, SegmentCatalog(segments), 0, [], _HOUR, 1_000, shards=2)
+    window = PrefetchWindow(sealed, Reach(SegmentCatalog(segments), _HOUR, 1_000), 0, [], shards=2)
     with pytest.raises(BucketUnreadable) as raised:
         window.take(0, _HOUR)
     window.close()

@@ -13,6 +13,7 @@ from conf.errors import BucketUnreadable
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import chunks_of, sealed_part
+from state.buckets.reach import Reach
 from state.buckets.table_rows import described_segment
 from state.message import decode_chunk
 from streaming.job.sealed.prefetch_window import PrefetchWindow
@@ -62,7 +63,7 @@ def test_a_damaged_file_ends_the_batch_that_needs_it_and_fails_no_load_before_th
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
     failures = Failures(store.path, lambda: 0.0)
     with caplog.at_level(logging.WARNING):
-        window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2, failures=failures)
+        window = PrefetchWindow(store, Reach(catalog, AHEAD_MS, 10**9), 0, [], shards=2, failures=failures)
         batches = [taken(window, second * 1_000, (second + 10) * 1_000) for second in range(0, 160, 10)]
     assert batches == [[due] for due in near]
     assert failures.by_step["load"] == StepFailures(failed, failed)
@@ -71,7 +72,7 @@ def test_a_damaged_file_ends_the_batch_that_needs_it_and_fails_no_load_before_th
         taken(window, 160_000, far_ms + 1)
     # The batch is replayed after the file was put back.
     damaged.write_bytes(whole)
-    again = PrefetchWindow(store, catalog, 160_000, [], AHEAD_MS, 10**9, shards=2)
+    again = PrefetchWindow(store, Reach(catalog, AHEAD_MS, 10**9), 160_000, [], shards=2)
     assert taken(again, 160_000, far_ms + 1) == [far_ms]
     again.close()
     window.close()
@@ -84,7 +85,7 @@ def test_loads_reach_ahead_again_when_the_file_is_back(store: BucketTable) -> No
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
     now_s = [0.0]
     failures = Failures(store.path, lambda: now_s[0])
-    window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2, failures=failures)
+    window = PrefetchWindow(store, Reach(catalog, AHEAD_MS, 10**9), 0, [], shards=2, failures=failures)
     at_ms = 0
 
     def batches_until(states: set[StepFailures]) -> None:
@@ -114,7 +115,7 @@ def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(st
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
     now_s = [0.0]
     failures = Failures(store.path, lambda: now_s[0])
-    window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2, failures=failures)
+    window = PrefetchWindow(store, Reach(catalog, AHEAD_MS, 10**9), 0, [], shards=2, failures=failures)
     assert taken(window, 0, 1_000) == taken(window, 1_000, 2_000) == []
     assert failures.by_step["load"] == StepFailures(1, 1)
     damaged.write_bytes(whole)
@@ -131,7 +132,7 @@ def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(st
 @pytest.mark.thorough
 def test_two_loads_that_failed_ahead_of_need_do_not_end_a_batch(store: BucketTable) -> None:
     catalog = SegmentCatalog()
-    window = PrefetchWindow(store, catalog, 0, [], AHEAD_MS, 10**9, shards=2)
+    window = PrefetchWindow(store, Reach(catalog, AHEAD_MS, 10**9), 0, [], shards=2)
     damaged: dict[Path, bytes] = {}
 
     def add_damaged(bucket: int, dues: list[int]) -> None:

@@ -18,6 +18,7 @@ from state.buckets import reach
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
+from state.buckets.reach import Reach
 from state.buckets.segments import Segment, cut
 from state.buckets.table_rows import STORED_SCHEMA, described_segment, segment_rows
 from state.checkpoint.batch_settings import BatchSettings
@@ -48,7 +49,7 @@ def window_of(
     store: BucketTable, ahead_ms: int = 1_000, max_bytes: int = 10**9, **options: Any
 ) -> tuple[PrefetchWindow, SegmentCatalog]:
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
-    return PrefetchWindow(store, catalog, 0, [], ahead_ms, max_bytes, shards=2, **options), catalog
+    return PrefetchWindow(store, Reach(catalog, ahead_ms, max_bytes), 0, [], shards=2, **options), catalog
 
 
 def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
@@ -206,7 +207,7 @@ def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable)
     seal(store, dues, 1)
     segments = [described_segment(row.asDict()) for row in store.metadata()]
     overdue = [segment for segment in segments if segment.bucket == 2]
-    window = PrefetchWindow(store, SegmentCatalog(segments), 500, overdue, 100, 10**6, shards=2)
+    window = PrefetchWindow(store, Reach(SegmentCatalog(segments), 100, 10**6), 500, overdue, shards=2)
     assert [due for due, _ in taken(window, 0, 500)] == [120]
     assert sorted(due for due, _ in taken(window, 500, 1_000)) == [900, 950]
     window.close()
@@ -337,7 +338,7 @@ def test_a_batch_takes_nothing_from_a_window_that_has_nothing_due(store: BucketT
 def test_a_table_with_fewer_messages_than_its_metadata_says_is_an_error(store: BucketTable) -> None:
     seal(store, {1: [100, 200, 300]}, 1)
     segments = [replace(described_segment(row.asDict()), count=4) for row in store.metadata()]
-    window = PrefetchWindow(store, SegmentCatalog(segments), 0, [], 1_000, 10**6, shards=2)
+    window = PrefetchWindow(store, Reach(SegmentCatalog(segments), 1_000, 10**6), 0, [], shards=2)
     with pytest.raises(BucketUnreadable, match=r"has 3 messages due in .*, but its metadata says at least 4"):
         taken(window, 0, 1_000)
     window.close()
