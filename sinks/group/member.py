@@ -31,6 +31,8 @@ _STRANGERS_EVERY_S = 15.0
 class GroupMember:
     """A static member of a group. All methods and callbacks run in the thread that calls `poll`.
 
+    The public attributes are what `poll` finds out:
+
     - `numbers`: the shards or lanes that the group assigns to this process
     - `is_lost`: whether it has lost them in an outage; it has them again afterwards, unless others took them
     - `refusals`: what keeps it out of its group

@@ -58,6 +58,8 @@ class HeldLease:
 
     If the previous holder did not release the lease, claiming it waits for that holder's period. Raises ApplicationHeld
     if that holder is alive, or another process claims the lease first; BrokerUnreachable.
+
+    Its state is what the thread and the callers share: the producer, and what the broker has confirmed last.
     """
 
     def __init__(self, settings: Settings, command: str) -> None:

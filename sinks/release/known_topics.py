@@ -35,7 +35,10 @@ _AHEAD_MS = (0, -100, -CLOCKS_APART_MS)
 
 
 class Topics:
-    """The topics that a shard writes to: their known limits, and the messages that they refused."""
+    """The topics that a shard writes to: their known limits, and the messages that they refused.
+
+    Each thing that a refusal teaches has a table of its own, by topic.
+    """
 
     def __init__(
         self,
@@ -48,14 +51,12 @@ class Topics:
 
         `closed` are the closed topics that the process knows of.
         """
+        self._settings, self._options = settings, options
         self._most_refusals = most_refusals
-        self._options = options
         self._dead_letter = settings.topics.dead_letter
         self._reserved = dict.fromkeys(settings.topics.input, "an input topic (topics.input)")
         self._reserved[settings.results_topic] = "the topic of answers (topics.results)"
         self._expiry = Expiry.of(settings)
-        self._position_topic, self._ready_topic = settings.position_topic, settings.ready_topic
-        self._recalled_topic = settings.recalled_topic
         self.limits: dict[str, TopicLimits] = {}
         # When the limits of each topic were read, by the monotonic clock.
         self._read_s: dict[str, float] = {}
@@ -246,9 +247,9 @@ class Topics:
 
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""
-        own = {self._position_topic}
-        own |= set() if planned.passed_on is None else {self._ready_topic}
-        own |= {self._recalled_topic} if planned.recalled else set()
+        own = {self._settings.position_topic}
+        own |= set() if planned.passed_on is None else {self._settings.ready_topic}
+        own |= {self._settings.recalled_topic} if planned.recalled else set()
         closed = {topic for topic, each in self.closed.now.items() if not each.partitions}
         return {*planned.topics, self._dead_letter} - closed | own
 

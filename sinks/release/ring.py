@@ -61,7 +61,10 @@ class ClockSetBack(Exception):
 
 
 class Ring:
-    """The producers of one shard, in turn. A context manager. After an error it must be replaced by a new one."""
+    """The producers of one shard, in turn. A context manager. After an error it must be replaced by a new one.
+
+    Its state is the state between two threads: the caller fills transactions, and another thread ends them.
+    """
 
     def __init__(
         self,

@@ -49,7 +49,8 @@ class ShardWriter:
     """Writes the transactions of one shard, from `open` to `close`, again and again.
 
     `position` is the newest that is known to be committed, and `in_flight` has the transactions that are written and
-    not known to be committed, in order. `ring` is the newest one.
+    not known to be committed, in order. `ring` is the newest one. All else must outlive a ring: the next one writes the
+    transactions in flight again, by what was learned of refusals and outages.
     """
 
     def __init__(

@@ -26,7 +26,8 @@ _TOLD = 100
 class JobCounts(Collector):
     """Counts what batches have done. The query's thread writes it, and the server's threads read it.
 
-    Instants are epoch s. Counters of messages begin at zero with each start of the job.
+    Instants are epoch s. Counters of messages begin at zero with each start of the job. Each figure that the monitor
+    reports has an attribute, and one lock guards them all.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.time) -> None:

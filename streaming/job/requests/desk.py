@@ -53,7 +53,7 @@ class RequestDesk:
     """Decides the requests of one batch after the other. Only the query's thread may use it.
 
     The ids that a batch has stored are noted in the background, during the next batches. Only a batch with requests
-    waits for that.
+    waits for that. The desk holds the sources of all facts, and the state of these notes.
     """
 
     def __init__(

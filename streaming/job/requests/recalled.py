@@ -40,7 +40,10 @@ Bounds = Mapping[tuple[str, int], int]
 
 
 class RecalledMessages:
-    """The records of the recalled topic. Not thread-safe, except for `known_from`."""
+    """The records of the recalled topic. Not thread-safe, except for `known_from`.
+
+    Besides the records, it keeps how far it has read, and what must be found out before all is read for the first time.
+    """
 
     def __init__(self, settings: Settings, epoch: int, has_run: bool = False, limits: Limits = LIMITS) -> None:
         """Read nothing yet.

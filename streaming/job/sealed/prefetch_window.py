@@ -45,7 +45,7 @@ class PrefetchWindow:
 
     Messages due within the next seconds are loaded in any case, and Spark spills to disk if they do not fit into its
     memory. If few messages are due, the window loads further ahead. Only the query's thread may use the window. Loads
-    run in another thread.
+    run in another thread. Pieces, loads, cancels and the horizon are in one class, since each step moves all of them.
     """
 
     def __init__(
