@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
 from typer.main import get_command
 
 # The code of this checkout, whichever one is installed in the Python environment.
@@ -28,10 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conf.errors import DelaylineError
 from conf.rejected import Rejected
-from conf.setting_groups import EVERYBODY, group_of
-from conf.settings import Settings
-from conf.spark_options import CHECKPOINT_FILE_MANAGER, FIXED_OPTIONS
-from conf.topic_tables import PRESETS
+from docs.settings_page import settings_page
+from docs.tables import HEAD, table, text_of
 from streaming.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -44,25 +41,7 @@ _METRICS = {
     "Forwarders": ("forward_metrics.py",),
     "The job": ("job_metrics.py", "waiting_metrics.py", "held_input.py"),
 }
-_HEAD = "<!-- Written by docs/generate.py from {source}. Change that, then run `make docs`. -->\n# {title}\n"
 _SHARED_OPTIONS = ("--config", "--set")
-# The TOML file does not list the keys of the two sections that accept any client option.
-_FURTHER_KEYS = {
-    "kafka": "Other keys are options of Kafka clients under their own names, such as `security.protocol`. Delayline "
-    "passes each to every client (Java, librdkafka, kafka-python) that has it, in that client's spelling. It refuses a "
-    "key that no client has, or that it sets itself. See [TLS and logins](../platform/security.md).",
-    "policies": 'A table for an input topic, such as `[policies."orders-delayed"]`, has the same keys; what it leaves '
-    "out is as for all topics. `--set policies.orders-delayed.default_delay=5m` sets one. Delays count from the "
-    "record's timestamp.",
-    "presets": "Every key is an input topic, and its value one or more of `"
-    + "`, `".join(PRESETS)
-    + "`, separated by commas. See [Coming from another scheduler](../publish/coming-from/README.md).",
-    "rates": "Every key is an output topic, and its value a whole number of messages a second, 1 or more. `release."
-    "messages_per_second` limits all topics together.",
-    "spark": "Every key is the name of a Spark option and begins with `spark.`. It overrides Delayline's default. "
-    "Refused are those that the service rests on: `" + "`, `".join(FIXED_OPTIONS) + f"`, and on S3 "
-    f"`{CHECKPOINT_FILE_MANAGER}`.",
-}
 
 
 def pages() -> dict[str, str]:
@@ -70,7 +49,7 @@ def pages() -> dict[str, str]:
     remedies = tomllib.loads((REFERENCE / "remedies.toml").read_text())
     return {
         "commands.md": _commands(),
-        "settings.md": _settings(),
+        "settings.md": settings_page(),
         "errors.md": _errors(remedies["errors"]),
         "dead-letters.md": _dead_letters(remedies["dead-letters"]),
         "metrics.md": _metrics(),
@@ -91,17 +70,17 @@ def _commands() -> str:
     group: Any = get_command(app)
     shared = [row for row in _options(group.commands["run"]) if _is_shared(row)]
     lines = [
-        _HEAD.format(source="streaming/cli/", title="Commands"),
+        HEAD.format(source="streaming/cli/", title="Commands"),
         f"{group.epilog} SIGTERM and Ctrl-C end `run` and `broker` with 0.\n",
         "`delayline --version` prints the version. All commands but `demo` and `submit-files` take:\n",
-        _table(("option", "default", "meaning"), shared),
+        table(("option", "default", "meaning"), shared),
     ]
     for name, command in _leaves(group):
         arguments = " ".join(_usage(command))
         lines.append(f"\n## delayline {name}\n\n    delayline {name} {arguments}".rstrip())
-        lines.append(f"\n{_text(command.help)}\n")
+        lines.append(f"\n{text_of(command.help)}\n")
         if own := [row for row in _options(command) if not _is_shared(row)]:
-            lines.append(_table(("option", "default", "meaning"), own))
+            lines.append(table(("option", "default", "meaning"), own))
     return "\n".join(lines)
 
 
@@ -149,101 +128,24 @@ def _metavar(parameter: Any) -> str:
     return "N" if annotation is int else parameter.opts[0].strip("-").upper()
 
 
-def _settings() -> str:
-    lines = [
-        _HEAD.format(source="conf/delayline.toml and conf/sections.py", title="Settings"),
-        "Values come from the defaults, the TOML file (`--config` or `DELAYLINE_CONFIG`), environment variables such "
-        "as `DELAYLINE_BUCKET__SHARDS=4`, and `--set bucket.shards=4`. Later sources override earlier ones. Durations "
-        "are ms, a number with a unit (`1500ms`, `10s`, `5m`, `2h`, `30d`, `1w`), or ISO-8601 (`PT10S`). A wrong value "
-        "ends the command with [`bad-setting`](errors.md); the error has the key, the value, the allowed values, and "
-        "the source of the value.\n",
-    ]
-    documented = _documented()
-    lines += [
-        "The column *group* says who sets a key: everybody, operators of a large or unusual deployment, or, as an "
-        "advanced setting, somebody who measures before and after. Everybody decides about these eight:\n",
-        _table(("key", "default"), [(f"`{key}`", f"`{_default(documented, key)}`") for key in EVERYBODY]),
-    ]
-    for section, keys in documented.items():
-        model = Settings if not section else Settings.model_fields[section].annotation
-        if section:
-            lines.append(f"## [{section}]\n\n{_text(inspect.getdoc(model))}\n")
-        if further := _FURTHER_KEYS.get(section):
-            lines.append(f"{further}\n")
-        prefix = f"{section}." if section else ""
-        rows = [
-            (f"`{prefix}{key}`", group_of(f"{prefix}{key}"), f"`{default}`", _allowed(model, key), meaning)
-            for key, (default, meaning) in keys.items()
-        ]
-        lines.append(_table(("key", "group", "default", "allowed", "meaning"), rows))
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _default(documented: Mapping[str, Mapping[str, tuple[str, str]]], key: str) -> str:
-    section, _, name = key.rpartition(".")
-    return documented[section][name][0]
-
-
-def _documented() -> dict[str, dict[str, tuple[str, str]]]:
-    """Return the keys of each section of delayline.toml, each with its default and its comment."""
-    sections: dict[str, dict[str, tuple[str, str]]] = {"": {}}
-    section, comment = "", []
-    lines = iter((ROOT / "conf/delayline.toml").read_text().splitlines())
-    for line in lines:
-        if line.startswith("# "):
-            comment.append(line.removeprefix("# "))
-        elif line.startswith("["):
-            section, comment = line.strip("[]"), []
-            sections[section] = {}
-        elif " = " in line:
-            key, value = line.split(" = ", 1)
-            while value.count("[") > value.count("]"):
-                value += next(lines).strip()
-            value = value.replace(",]", "]").replace("[ ", "[")
-            # The group of a key has a column of its own.
-            sections[section][key] = (value, " ".join(comment).removeprefix("Advanced. "))
-            comment = []
-        else:
-            comment = []
-    return sections
-
-
-def _allowed(model: Any, key: str) -> str:
-    """Return the allowed values of a key, from the model's error for a wrong value."""
-    if key.startswith('"'):
-        return "as Spark documents it"
-    if model.model_fields[key].annotation is bool:
-        return "`true` or `false`"
-    many = str(model.model_fields[key].annotation).startswith("tuple")
-    for wrong in ("", "\n", "delayline-"):
-        try:
-            model.model_validate({key: [wrong] if many else wrong})
-        except ValidationError as problem:
-            sentence = problem.errors()[0]["msg"].removeprefix("Value error, ")
-            sentence = re.sub(r", written as .*", "", sentence)
-            return f"a list, each {sentence}" if many else sentence
-    raise AssertionError(f"{key} takes anything")
-
-
 def _errors(remedies: Mapping[str, str]) -> str:
     codes = {code: error for code, error in error_codes().items() if not issubclass(error, Rejected)}
     _check_remedies(codes, remedies, "errors")
     pages = runbooks()
     rows = [
-        (f"`{code}`", str(error.exit_code), _text(inspect.getdoc(error)), _remedy(remedies[code], pages.get(code)))
+        (f"`{code}`", str(error.exit_code), text_of(inspect.getdoc(error)), _remedy(remedies[code], pages.get(code)))
         for code, error in codes.items()
     ]
     return (
-        _HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Error codes")
+        HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Error codes")
         + "\nA command that fails prints `error: <code>: <message>` on standard error. The message names the problem "
         "and the value that caused it. Codes are stable: scripts may rely on them. The codes of dead letters are on "
-        "[a separate page](dead-letters.md).\n\n" + _table(("code", "exit code", "meaning", "what to do"), rows)
+        "[a separate page](dead-letters.md).\n\n" + table(("code", "exit code", "meaning", "what to do"), rows)
     )
 
 
 def _remedy(remedy: str, runbook: str | None) -> str:
-    return _text(remedy) if runbook is None else f"{_text(remedy)} [Runbook](../operate/runbooks/{runbook})."
+    return text_of(remedy) if runbook is None else f"{text_of(remedy)} [Runbook](../operate/runbooks/{runbook})."
 
 
 def runbooks() -> dict[str, str]:
@@ -258,24 +160,24 @@ def runbooks() -> dict[str, str]:
 def _dead_letters(remedies: Mapping[str, str]) -> str:
     codes = error_codes(Rejected)
     _check_remedies(codes, remedies, "dead-letters")
-    rows = [(f"`{code}`", _text(remedies[code])) for code in codes]
+    rows = [(f"`{code}`", text_of(remedies[code])) for code in codes]
     return (
-        _HEAD.format(source="conf/rejected.py and docs/reference/remedies.toml", title="Dead-letter codes")
+        HEAD.format(source="conf/rejected.py and docs/reference/remedies.toml", title="Dead-letter codes")
         + "\nThe header `delayline-error` of a dead letter has one of these codes; `delayline-error-text` has the code "
         "and a message. [Dead letters](../publish/dead-letters.md) describes them.\n\n"
-        + _table(("code", "the record"), rows)
+        + table(("code", "the record"), rows)
     )
 
 
 def _metrics() -> str:
     lines = [
-        _HEAD.format(source="streaming/monitor/", title="Metrics") + "\n",
+        HEAD.format(source="streaming/monitor/", title="Metrics") + "\n",
         "Each process answers at `/metrics` ([addresses](../operate/monitoring.md)). Counters begin at 0 with each "
         "start of a process. The [alert rules](../../conf/monitoring/prometheus-rules.yaml) show which to watch.\n",
     ]
     for program, modules in _METRICS.items():
         rows = [row for module in modules for row in metrics_of((MONITOR / module).read_text())]
-        lines.append(f"\n## {program}\n\n" + _table(("metric", "kind", "label", "meaning"), rows))
+        lines.append(f"\n## {program}\n\n" + table(("metric", "kind", "label", "meaning"), rows))
     return "".join(lines)
 
 
@@ -306,23 +208,6 @@ def _check_remedies(codes: Iterable[str], remedies: Mapping[str, str], table: st
         raise SystemExit(
             f"docs/reference/remedies.toml: [{table}] has {', '.join(unknown)}, but no error has this code"
         )
-
-
-def _text(text: str | None) -> str:
-    """Return a docstring's paragraphs, each on one line."""
-    paragraphs = re.split(r"\n\s*\n", (text or "").strip())
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    # GitHub reads <name> as HTML, except in code.
-    parts = re.split(r"(`[^`]*`)", text.replace("\n\n", " ").replace("|", "\\|"))
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
 
 
 def write(folder: Path) -> None:
