@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
@@ -76,8 +77,9 @@ class HeldLease:
         self._stamped: tuple[int, float] | None = None
         self._lock = threading.Lock()
         last = _wait_for_holder(self._options, self._topic)
-        self.after_a_crash = last is not None and not last.released
         self._lease = claim_after(last, command, settings.lease.period)
+        # Whether an earlier holder may be paused, not dead. The caller must fence it, and then call `note_fenced`.
+        self.after_a_crash = self._lease.unfenced
         self._confirmed_s = -math.inf
         # Again and again: another process that claims the lease at the same time fences this one before it has written
         # its claim, and says with that claim who it is.
@@ -140,6 +142,11 @@ class HeldLease:
                 log.warning("lease: Kafka does not answer; retrying for %.0f s more: %s", left_s, problem)
                 time.sleep(_POLL_S)
         self.check_not_taken()
+
+    def note_fenced(self) -> None:
+        """Note that no earlier holder can write to the table any more. Until then, each holder is one after a crash."""
+        with self._lock:
+            self._lease = replace(self._lease, unfenced=False)
 
     def close(self) -> None:
         """Release the lease, so that the next process need not wait. If the broker does not answer, it expires."""

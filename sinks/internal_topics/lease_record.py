@@ -21,6 +21,7 @@ class Lease:
     - `fencing_token`: one more for each new holder; the holder with the highest token has the lease
     - `heartbeat`: counts the heartbeats, which come at least every `period_ms` unless `released`
     - `since_ms`: when the holder claimed the lease, epoch ms by its host's clock; only for people to read
+    - `unfenced`: whether a holder before it may still write: it did not release the lease, and nobody has fenced it
     """
 
     fencing_token: int
@@ -31,6 +32,7 @@ class Lease:
     period_ms: int
     heartbeat: int = 0
     released: bool = False
+    unfenced: bool = False
 
     @property
     def holder(self) -> str:
@@ -63,5 +65,9 @@ _FORMAT = RecordFormat(TypeAdapter(Lease), "a record of the lease topic")
 
 def claim_after(last: Lease | None, command: str, period_ms: int) -> Lease:
     """Return this process's claim to the lease, of which `last` is the newest record."""
-    fencing_token = 1 if last is None else last.fencing_token + 1
-    return Lease(fencing_token, socket.gethostname(), os.getpid(), command, time.time_ns() // 1_000_000, period_ms)
+    since_ms = time.time_ns() // 1_000_000
+    claim = Lease(1, socket.gethostname(), os.getpid(), command, since_ms, period_ms)
+    if last is None:
+        return claim
+    # A holder that ended before it had fenced anything has released the lease all the same.
+    return replace(claim, fencing_token=last.fencing_token + 1, unfenced=last.unfenced or not last.released)

@@ -136,6 +136,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     token = merge_token(store, lease.fencing_token)
     if lease.after_a_crash:
         guard.take_over(store, token)
+        lease.note_fenced()
     origin, committed = checkpoint.origin, checkpoint.last_committed()
     # 5. Refuse an older checkpoint, and restore markers.
     refuse_lost_plan(checkpoint, store, planned)

@@ -168,6 +168,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     store.create(from_arrow_schema(STORED_SCHEMA))
     store.check_log()
     guard.take_over(store, merge_token(store, lease.fencing_token))
+    lease.note_fenced()
     # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
     before = handed_over.origin.checkpoint
     for writer_id in (before, writer_of_following(before), writer_of_state(before)):

@@ -84,6 +84,7 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
             fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
         if skip or lease.after_a_crash:
             guard.take_over(store, merge_token(store, lease.fencing_token))
+            lease.note_fenced()
         return _repair(store, guard, settings, skip, report)
 
 

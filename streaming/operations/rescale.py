@@ -101,6 +101,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     refuse_older_table(current, store, markers)
     if lease.after_a_crash:
         guard.take_over(store, merge_token(store, lease.fencing_token))
+        lease.note_fenced()
     # 2. Create partitions of the progress topic.
     ensure_shards(settings, shards)
     # 3. Replay and retire. The old checkpoint must not run again: its state will be in a bucket as well.

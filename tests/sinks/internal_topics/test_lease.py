@@ -137,6 +137,21 @@ def test_a_released_lease_is_taken_at_once_and_that_of_a_killed_process_after_it
         assert "delayline rescale" in _newest(settings).holder
 
 
+def test_each_holder_after_a_crash_is_one_until_one_of_them_has_fenced_the_holder_before(
+    settings: Settings, start_holder: Callable[[], Holder]
+) -> None:
+    start_holder().end()
+    # This one fails before it has fenced anything.
+    with closing(HeldLease(settings, "run")) as first:
+        assert first.after_a_crash
+    assert _newest(settings).released
+    with closing(HeldLease(settings, "run")) as second:
+        assert second.after_a_crash
+        second.note_fenced()
+    with closing(HeldLease(settings, "run")) as third:
+        assert not third.after_a_crash
+
+
 def test_one_of_several_processes_that_claim_the_lease_together_gets_it_and_the_others_are_refused(
     settings: Settings,
 ) -> None:

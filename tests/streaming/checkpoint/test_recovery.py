@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from conf.errors import ApplicationHeld, CheckpointMismatch, UsageError
+from conf.errors import ApplicationHeld, CheckpointMismatch, CheckpointUnreadable, UsageError
 from conf.kafka.options import librdkafka_options
 from conf.setting_types import DAY, MINUTE
 from conf.settings import Settings
@@ -40,6 +40,7 @@ from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
 from tests.streaming.checkpoint_logs import commit, plan
+from tests.streaming.crashed_holder import lease_after_a_crash, must_fence
 from tests.streaming.sealed import sealed_rows
 
 
@@ -212,6 +213,20 @@ def test_a_table_that_is_lost_or_older_than_a_marker_is_refused_and_not_written(
             shutil.rmtree(table)
         else:
             assert recover(spark, settings, False, lease).catalog.messages == 1
+
+
+def test_a_start_after_a_crash_fences_unless_it_is_refused_before(
+    spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    with closing(lease_after_a_crash(settings, "run")) as lease:
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "delayline-origin.json").write_text("damaged")
+        with pytest.raises(CheckpointUnreadable):
+            recover(spark, settings, False, lease)
+        assert must_fence(settings, lease)
+        shutil.rmtree(tmp_path / "checkpoint")
+        recover(spark, settings, False, lease)
+        assert not must_fence(settings, lease)
 
 
 def test_a_start_after_the_progress_topic_was_lost_leaves_a_marker_of_each_shard(

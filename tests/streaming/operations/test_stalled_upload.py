@@ -24,6 +24,7 @@ from streaming.checkpoint.handover import rest_bucket
 from streaming.operations import rebuild, rescale
 from streaming.storage import guarded_log
 from tests.conftest import MakeSettings
+from tests.streaming.crashed_holder import lease_after_a_crash, must_fence
 from tests.streaming.stalled_upload import StalledUpload, counts, seal
 
 ORIGIN = CheckpointOrigin("one", 1, 2)
@@ -51,9 +52,10 @@ def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
 @pytest.fixture
 def lease(settings: Settings) -> Iterator[HeldLease]:
     """The lease, as after a crash."""
-    with closing(HeldLease(settings, "rescale")) as lease:
-        lease.after_a_crash = True
+    with closing(lease_after_a_crash(settings, "rescale")) as lease:
+        assert must_fence(settings, lease)
         yield lease
+        assert not must_fence(settings, lease), "a rescale and a rebuild note the fence"
 
 
 def _arriving(stalled: StalledUpload, step: Callable[..., Any]) -> Callable[..., Any]:
