@@ -64,7 +64,7 @@ class LogReader:
     offsets below which all of each log is read, records without messages included. If `damaged` is set to a dictionary,
     it gets the chunks that cannot be read, which are not yielded then.
 
-    It has two consumers, one up to the ends of the logs and one for new records, and the state of the change between them.
+    It has a consumer up to the ends of the logs and one for new records, and the state of a change between them.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from conf.errors import CheckpointMismatch
 from sinks.buckets.bucket_table import BucketTable
+from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.progress import Progress, newest_in_table, refuse_older
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import is_older, newest_sealed, rest_bucket, writer_of_input
@@ -52,10 +53,23 @@ def refuse_older_table(checkpoint: Checkpoint, store: BucketTable, markers: Iter
     origin = checkpoint.origin
     own = (each for each in markers if each and each.batch.origin.checkpoint == origin.checkpoint)
     if is_older(store, origin, newest_in_table(own)):
-        raise CheckpointMismatch(
-            f"the table of sealed buckets at {store.path} is older than the checkpoint {checkpoint.path}, so it lacks "
-            f"messages. {_TABLE_REMEDY}"
-        )
+        raise _older_table(store, f"the checkpoint {checkpoint.path}")
+
+
+def refuse_older_copy(store: BucketTable, handed_over: HandedOver) -> None:
+    """Raise CheckpointMismatch if the table lacks rows that it had by the markers, unless a rebuild has begun with it.
+
+    Call it before anything is written to the table: the newest one may be put back.
+    """
+    origin = handed_over.origin
+    if is_older(store, origin, handed_over.in_table) and not store.is_fenced(origin.checkpoint):
+        raise _older_table(store, f"the checkpoint {origin.checkpoint}")
+
+
+def _older_table(store: BucketTable, newer: str) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"the table of sealed buckets at {store.path} is older than {newer}, so it lacks messages. {_TABLE_REMEDY}"
+    )
 
 
 def refuse_older_checkpoint(

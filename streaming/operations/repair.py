@@ -10,11 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from pyroaring import BitMap64
+from pyspark.sql import SparkSession
 
 from conf.errors import UsageError
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.buckets.merge_commits import merge_token
+from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import read_markers
 from sinks.ready_log.writer import fence_writers
 from sinks.topics.input_ends import input_bounds
@@ -25,11 +27,12 @@ from state.checkpoint.batch_settings import PRECISION_BITS
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
 from streaming.checkpoint.handover import writer_of_repair
+from streaming.checkpoint.refusals import refuse_older_copy
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
-from streaming.storage.guarded_log import GuardedLog, guarded_log
+from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
 
 
@@ -63,7 +66,8 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
     With `skip`, write the report (a new JSON file), and then remove from the table, in one commit, all that cannot be
     read. Raises UsageError if the table does not exist, or if the report exists already or cannot be written,
     BucketUnreadable if the table's log is damaged, StorageFailed if the table is not the same each time that it is
-    read, ApplicationHeld while the job runs.
+    read, ApplicationHeld while the job runs. With `skip`, raises CheckpointMismatch if the table is an older copy,
+    unless a rebuild has begun with it.
     """
     if skip:
         _check_report(report)
@@ -73,19 +77,7 @@ def repair(settings: Settings, skip: bool, report: Path) -> Repair:
         exclusive_session(settings, "repair", SKIP_CORRUPT_FILES) as (spark, lease),
         translate_storage_errors(settings),
     ):
-        store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
-        guard = guarded_log(spark, settings)
-        guard.restore(store)
-        if not store.exists():
-            raise UsageError(
-                f"there is no table of sealed buckets at {store.path}: no job has begun, or the table is lost"
-            )
-        if skip:
-            fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
-        if skip or lease.after_a_crash:
-            guard.take_over(store, merge_token(store, lease.fencing_token))
-            lease.note_fenced()
-        return _repair(store, guard, settings, skip, report)
+        return _repair(spark, settings, skip, report, lease)
 
 
 def _check_report(report: Path) -> None:
@@ -96,10 +88,22 @@ def _check_report(report: Path) -> None:
         raise UsageError(f"--report {str(report)!r}: the file already exists. Name a new file")
 
 
-def _repair(store: BucketTable, guard: GuardedLog, settings: Settings, skip: bool, report: Path) -> Repair:
-    handed_over = newest_checkpoint(read_markers(settings))
-    handed_over_before_ms = handed_over.whole_before_ms if handed_over else 0
+def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path, lease: HeldLease) -> Repair:
+    store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
+    guard = guarded_log(spark, settings)
+    guard.restore(store)
+    if not store.exists():
+        raise UsageError(f"there is no table of sealed buckets at {store.path}: no job has begun, or the table is lost")
     store.check_log()
+    if skip:
+        fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
+    handed_over = newest_checkpoint(read_markers(settings))
+    if skip:
+        if handed_over:
+            refuse_older_copy(store, handed_over)
+        guard.take_over(store, merge_token(store, lease.fencing_token))
+        lease.note_fenced()
+    handed_over_before_ms = handed_over.whole_before_ms if handed_over else 0
     version = store.version()
     corruption = find_corruption(store, handed_over_before_ms)
     ids = lost_ids(store, corruption, PRECISION_BITS, handed_over_before_ms) if corruption.segments else {}

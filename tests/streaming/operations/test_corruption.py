@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.message import decode_chunk
 from streaming.checkpoint.handover import writer_of_repair
 from streaming.job.sealed.prefetch_window import PrefetchWindow
-from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, find_corruption, lost_ids, repaired
+from streaming.operations.corruption import Corruption, find_corruption, lost_ids, repaired
 from streaming.operations.repair import _repair
 from streaming.storage.guarded_log import GuardedLog
 from tests.messages import some_batch_settings
@@ -57,16 +57,6 @@ def sealed(spark: SparkSession, table: str, tmp_path: Path) -> BucketTable:
     """A copy of that table to damage."""
     shutil.copytree(table, tmp_path / "buckets")
     return BucketTable(spark, str(tmp_path / "buckets"))
-
-
-@pytest.fixture
-def repair_options(spark: SparkSession) -> Iterator[None]:
-    """The session options of a repair."""
-    for name, value in SKIP_CORRUPT_FILES.items():
-        spark.conf.set(name, value)
-    yield
-    for name in SKIP_CORRUPT_FILES:
-        spark.conf.unset(name)
 
 
 def file_of(store: BucketTable, bucket: int, partition_of: Callable[[str], str] = chunks_of) -> Path:
