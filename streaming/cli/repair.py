@@ -60,10 +60,10 @@ def repair(
         typer.echo(line)
     if result.taken_out:
         typer.echo(f"removed from the table; the ids are in {typer.format_filename(file)}")
-        if any(lost.accepted_again for lost in result.lost):
-            typer.echo(
-                "before you start the job, run `delayline rebuild --discard-checkpoint` to accept these messages again"
-            )
+        accepts_again = any(lost.accepted_again for lost in result.lost)
+        if accepts_again or result.corruption.may_lose_schedules:
+            what = "accept these messages again" if accepts_again else "continue the schedules"
+            typer.echo(f"before you start the job, run `delayline rebuild --discard-checkpoint` to {what}")
     elif result.corruption.files or result.corruption.segments:
         raise typer.Exit(1)
 
@@ -108,14 +108,16 @@ def _lines(result: Repair) -> list[str]:
     return [
         *files,
         *(_segment_line(segment) for segment in result.corruption.segments),
-        *_id_lines(result.corruption),
+        *_loss_lines(result.corruption),
         f"{lost} waiting messages are lost; `delayline rebuild` can accept {again} of them again from the input topics",
     ]
 
 
-def _id_lines(corruption: Corruption) -> Iterator[str]:
+def _loss_lines(corruption: Corruption) -> Iterator[str]:
     from state.buckets.parts import IdRows
 
+    if corruption.may_lose_schedules:
+        yield "messages that repeat may be among the lost ones; `delayline rebuild` continues schedules"
     if rows := corruption.lost_rows(IdRows.CANCELLED):
         yield (
             f"{rows} rows of cancelled ids are lost; messages that were cancelled, or delivered now, are delivered when"
