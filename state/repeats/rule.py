@@ -15,6 +15,7 @@ from importlib.metadata import version
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import numpy.typing as npt
 from cronsim import CronSim, CronSimError
 from cronsim.cronsim import Field
 
@@ -68,13 +69,21 @@ class Rule:
         """The shortest time between two instants, in ms, apart from clock changes. It is this long or longer."""
         if self.interval_ms is not None:
             return self.interval_ms
-        fields = CronSim(self.cron, datetime(2000, 1, 1))
-        units = ((fields.hours, 3_600), (fields.minutes, 60), (fields.seconds, 1))
-        times = np.zeros(1, dtype=np.int64)
-        for values, seconds in units:
-            times = np.add.outer(times, np.array(sorted(values), dtype=np.int64) * seconds).reshape(-1)
+        times_s = _times_of_day(self.cron)
         # From the last instant of a day to the first of the next.
-        return int(np.diff(times, append=times[0] + _DAY_S).min()) * 1_000
+        return int(np.diff(times_s, append=times_s[0] + _DAY_S).min()) * 1_000
+
+    def count(self, start_ms: int, end_ms: int) -> int:
+        """Return how many instants of an expression are in [start_ms, end_ms), epoch ms. Raises ZoneMissing.
+
+        Days without a change of the clock are not counted instant by instant.
+        """
+        count, at_ms = 0, self.after(start_ms - 1)
+        while at_ms is not None and at_ms < end_ms:
+            until_ms = min(end_ms, _unchanged_until(self.zone, at_ms))
+            count += _count_unchanged(self, at_ms, until_ms)
+            at_ms = self.after(until_ms - 1)
+        return count
 
     def __str__(self) -> str:
         if self.interval_ms is not None:
@@ -134,6 +143,46 @@ def _comes(days: str) -> bool:
     The search takes milliseconds if no day exists, and each record of a publisher may need it.
     """
     return next(CronSim(f"0 0 {days}", datetime(2000, 1, 1)), None) is not None
+
+
+@lru_cache(maxsize=64)
+def _times_of_day(cron: str) -> npt.NDArray[np.int32]:
+    """Return the times of a day at which an expression comes, in seconds since midnight, ascending."""
+    fields = CronSim(cron, datetime(2000, 1, 1))
+    times_s = np.zeros(1, dtype=np.int32)
+    for values, seconds in ((fields.hours, 3_600), (fields.minutes, 60), (fields.seconds, 1)):
+        times_s = np.add.outer(times_s, np.array(sorted(values), dtype=np.int32) * seconds).reshape(-1)
+    return times_s
+
+
+@lru_cache(maxsize=1 << 16)
+def _unchanged_until(zone_name: str, at_ms: int) -> int:
+    """Return the end of the part of the day from `at_ms` on without a change of the clock, epoch ms.
+
+    If the clock is changed at `at_ms` itself, that is one instant alone: it may stand for times of another day.
+    """
+    zone = zone_named(zone_name)
+    until_ms = at_ms + (_DAY_S - _time_of_day(at_ms, zone)) * 1_000
+    try:
+        changed_ms = next_change(at_ms - 1_000, until_ms, zone)
+    except OverflowError:
+        # The year 10,000.
+        return at_ms + 1
+    return until_ms if changed_ms is None else max(changed_ms, at_ms + 1)
+
+
+@lru_cache(maxsize=1 << 16)
+def _count_unchanged(rule: Rule, at_ms: int, until_ms: int) -> int:
+    """Return how many instants come from `at_ms`, which is one, until `until_ms` (epoch ms) on that day."""
+    times_s, time_s = _times_of_day(rule.cron), _time_of_day(at_ms, zone_named(rule.zone))
+    end_s = time_s - (at_ms - until_ms) // 1_000
+    return 1 + int(np.searchsorted(times_s, end_s) - np.searchsorted(times_s, time_s, side="right"))
+
+
+def _time_of_day(at_ms: int, zone: ZoneInfo) -> int:
+    """Return the seconds since midnight that a wall clock shows at `at_ms` (epoch ms)."""
+    wall = wall_time(at_ms, zone)
+    return wall.hour * 3_600 + wall.minute * 60 + wall.second
 
 
 @lru_cache(maxsize=1 << 16)

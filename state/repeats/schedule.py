@@ -22,8 +22,6 @@ ONE, ALL, NONE = MISSED = ("one", "all", "none")
 # is followed by the occurrence's instant if it waits longer, and then by `next_from_ms`. A delivered message has only
 # the number.
 SCHEDULE_HEADER, NUMBER_HEADER = "delayline-schedule", "delayline-occurrence"
-# How many occurrences of a cron expression are counted one by one, each by a search of its own.
-_MOST_STEPS = 10_000
 
 
 class Occurrence(NamedTuple):
@@ -86,21 +84,17 @@ class Schedule:
             next_ms, next_from_ms = self._after(next_ms, next_from_ms), None
 
     def later(self, first: Occurrence, from_ms: int) -> Iterator[Occurrence]:
-        """Yield the occurrences at `from_ms` (epoch ms) or later, if nothing is missed from `first` on.
-
-        The numbers of a cron expression may have a gap before `from_ms`, if many occurrences are left out. They are not
-        too low.
-        """
-        number, at_ms, _ = first
-        skipped = (from_ms - at_ms) // self.rule.shortest_ms
-        if self.rule.interval_ms is not None and skipped > 0:
-            first = Occurrence(number + skipped, at_ms + skipped * self.rule.interval_ms)
-        elif self.count is None and skipped > _MOST_STEPS:
+        """Yield the occurrences at `from_ms` (epoch ms) or later, if nothing is missed from `first` on."""
+        number, at_ms, next_from_ms = first
+        second_ms = max(at_ms + 1, next_from_ms or 0)
+        if self.rule.interval_ms is not None:
+            if (skipped := (from_ms - at_ms) // self.rule.interval_ms) > 0:
+                first = Occurrence(number + skipped, at_ms + skipped * self.rule.interval_ms)
+        elif second_ms < from_ms:
             next_ms = self.rule.after(at_ms, from_ms)
             if next_ms is None:
                 return
-            # Rounded up. Changes of the clock may have moved some instants closer together than the shortest time.
-            first = Occurrence(number + skipped + 1 + skipped // 1_000, next_ms)
+            first = Occurrence(number + 1 + self.rule.count(second_ms, from_ms), next_ms)
         for each in self.coming(first, False, 0):
             if self.until_ms is not None and each.at_ms > self.until_ms:
                 return

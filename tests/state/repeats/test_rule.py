@@ -64,6 +64,27 @@ def test_instants_are_those_that_the_judge_finds_minute_by_minute(
     assert coming(parse_rule(cron, zone), start_ms, end_ms) == list(instants_of(cron, zone, start_ms + 1, end_ms))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([*PLACES, ("Pacific/Apia", "2011-12-30T10:00")]),
+    MINUTES, HOURS, DAYS, MONTHS, WEEKDAYS, st.integers(0, 3 * 86_400), st.integers(0, 3 * 86_400_000),
+)  # fmt: skip
+def test_the_count_of_instants_is_that_of_single_steps(
+    place: tuple[str, str], minute: str, hour: str, day: str, month: str, weekday: str, before_s: int, after_ms: int
+) -> None:
+    """Also where a zone leaves out a whole day."""
+    zone, border = place
+    rule = parse_rule(f"{minute} {hour} {day} {month} {weekday}", zone)
+    start_ms, end_ms = ms(border) - before_s * 1000, ms(border) + after_ms
+    assert rule.count(start_ms + 1, end_ms) == len(coming(rule, start_ms, end_ms))
+
+
+def test_the_last_instants_of_the_calendar_are_counted() -> None:
+    rule = parse_rule("30 * * * *", "America/New_York")
+    start_ms, end_ms = ms("9999-12-31T12:00"), ms("9999-12-31T23:59")
+    assert rule.count(start_ms, end_ms) == len(coming(rule, start_ms - 1, end_ms)) == 12
+
+
 def test_the_judge_knows_other_zones_by_the_same_name() -> None:
     """The judge reads the host's zones, if the host has any."""
     for zone in BORDERS:
