@@ -6,6 +6,7 @@ Each step can be cut off. The next try goes on from the state that it left.
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import CheckpointMismatch, InvariantViolated
@@ -14,7 +15,7 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
-from state.buckets.parts import IS_METADATA
+from state.buckets.parts import IS_METADATA, IdRows, chunks_of, metadata_of, sealed_part
 from state.buckets.reseal import resealed
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import BatchSettings
@@ -39,7 +40,8 @@ def seal_rest(
         store: the table of sealed buckets.
         rest: the messages (`reseal.LEFT_SCHEMA`).
         origin: the origin of the new checkpoint.
-        writer_id: `writer_of_state` or `writer_of_input` of the checkpoint that leaves them. It seals once.
+        writer_id: `writer_of_state` or `writer_of_input` of the checkpoint that leaves them. It seals each
+            bucket once.
         batch_settings: how segments are cut.
         ids: the rows of their names, and of what is cancelled with them (`STORED_SCHEMA`), if any has a name.
 
@@ -69,8 +71,31 @@ def seal_rest(
 
 def rest_bucket(store: BucketTable, checkpoint: str) -> int | None:
     """Return the number of the bucket in which the rest of `checkpoint` is sealed, or None if it is not."""
-    of_state = store.newest_of(writer_of_state(checkpoint))
-    return store.newest_of(writer_of_input(checkpoint)) if of_state is None else of_state
+    sealed = (store.newest_of(writer_id(checkpoint)) for writer_id in (writer_of_state, writer_of_input))
+    return max((bucket for bucket in sealed if bucket is not None), default=None)
+
+
+def rest_partitions(bucket: int) -> set[str]:
+    """Return the Delta partitions of the rest of a checkpoint that is sealed in `bucket`."""
+    part = sealed_part(bucket)
+    return {chunks_of(part), metadata_of(part), *(kind.partition(bucket) for kind in IdRows)}
+
+
+def is_repaired(store: BucketTable, checkpoint: str, bucket: int) -> bool:
+    """Return whether `repair` has removed messages while `bucket` had the rest of `checkpoint`.
+
+    The rest was chosen by what the table had. So it should be sealed again, in a later bucket.
+    """
+    return store.is_fenced(writer_of_repaired_rest(checkpoint, bucket))
+
+
+def check_rest(store: BucketTable, bucket: int) -> None:
+    """Read the rest of a checkpoint that an earlier try has sealed in `bucket`. Raises the errors of Spark.
+
+    Its newest files may be lost if the power failed. After the switch, it could not be sealed again.
+    """
+    rows = store.rows().where(F.col("part").isin(sorted(rest_partitions(bucket))))
+    rows.agg(F.max(F.xxhash64(*STORED_SCHEMA.names))).collect()
 
 
 # None of these is the checkpoint's id itself: the batches seal under that.
@@ -88,6 +113,11 @@ def in_table(store: BucketTable, checkpoint: str) -> InTable:
 def writer_of_repair(checkpoint: str) -> str:
     """Return the writer that is fenced once `repair` has removed messages that repeat from the table."""
     return f"{checkpoint}-repair"
+
+
+def writer_of_repaired_rest(checkpoint: str, bucket: int) -> str:
+    """Return the writer that is fenced before `repair` removes messages while `bucket` has the rest of `checkpoint`."""
+    return f"{checkpoint}-rest-{bucket}-repaired"
 
 
 def writer_of_birth(checkpoint: str) -> str:

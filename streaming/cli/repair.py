@@ -61,7 +61,12 @@ def repair(
     if result.taken_out:
         typer.echo(f"removed from the table; the ids are in {typer.format_filename(file)}")
         accepts_again = any(lost.accepted_again for lost in result.lost)
-        if accepts_again or result.corruption.may_lose_schedules:
+        if result.interrupted:
+            typer.echo(
+                f"before you start the job, run `delayline {result.interrupted}`: a switch to a new checkpoint was "
+                "interrupted, and this seals its messages again"
+            )
+        elif accepts_again or result.corruption.may_lose_schedules:
             what = "accept these messages again" if accepts_again else "continue the schedules"
             typer.echo(f"before you start the job, run `delayline rebuild --discard-checkpoint` to {what}")
     elif result.corruption.files or result.corruption.segments:

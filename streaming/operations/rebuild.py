@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -39,7 +41,7 @@ from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.handed_over import newest_checkpoint
+from state.checkpoint.handed_over import HandedOver, newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.offset_bitmaps import bitmaps_of, in_bitmaps
@@ -48,7 +50,10 @@ from state.names import KEEP_TIME
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
+    check_rest,
+    is_repaired,
     rest_bucket,
+    rest_partitions,
     seal_rest,
     switch_over,
     writer_of_birth,
@@ -59,7 +64,9 @@ from streaming.checkpoint.handover import (
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.reread import (
+    Bounds,
     decided_offsets,
+    not_read_again,
     recalled_messages,
     refuse_cut,
     reread_range,
@@ -81,6 +88,7 @@ from streaming.operations.table_contents import (
     index_of,
     left_of_moved,
     names_of,
+    only_in,
     overdue_in_table,
     taken_over_in,
 )
@@ -90,6 +98,8 @@ from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
 from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -174,6 +184,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     for writer_id in (before, writer_of_following(before), writer_of_state(before)):
         store.fence(writer_id)
     bounds = input_bounds(settings)
+    sealed_in = _sealed_rest(store, handed_over, bounds, gone)
     index = index_of(store, store.version())
     cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
     # These no longer wait where they were. But a moved message may not be staged yet.
@@ -190,7 +201,6 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
     taken = taken_records(settings, handed_over, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
-    sealed_in = rest_bucket(store, handed_over.origin.checkpoint)
     is_older = lacks_following(store, handed_over)
     repeating = left_in_table(store, handed_over, with_ids(not_there, recalled), sealed_in, is_older)
     if repeating is not None:
@@ -198,6 +208,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     superseded = Superseded() if repeating is None else superseded_in(repeating)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *buckets_of_ids(store)]
+    if (sealed_before := rest_bucket(store, before)) is not None:
+        numbers.append(sealed_before)
     next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
     origin = CheckpointOrigin(
@@ -249,3 +261,27 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     store.fence(writer_of_birth(origin.checkpoint))
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
+
+
+def _sealed_rest(store: BucketTable, handed_over: HandedOver, bounds: Bounds, gone: Collection[str]) -> int | None:
+    """Return the bucket in which an earlier try has sealed the rest, or None if it must be sealed.
+
+    If `repair` has removed messages since, the rest is removed as a whole, and sealed again. It is kept if it has
+    messages that can no longer be accepted again.
+    """
+    checkpoint = handed_over.origin.checkpoint
+    sealed_in = rest_bucket(store, checkpoint)
+    if sealed_in is None:
+        return None
+    if is_repaired(store, checkpoint, sealed_in):
+        expired = not_read_again(only_in(store, sealed_in), bounds, handed_over, gone)
+        if not expired:
+            store.delete(rest_partitions(sealed_in))
+            return None
+        log.warning(
+            "messages that `repair` has removed are not accepted again: an interrupted rescale or rebuild has sealed "
+            "others with them, and %d of these are no longer in the input topics",
+            expired,
+        )
+    check_rest(store, sealed_in)
+    return sealed_in

@@ -26,7 +26,13 @@ from state.buckets.parts import IdRows
 from state.checkpoint.batch_settings import PRECISION_BITS
 from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import Offsets
-from streaming.checkpoint.handover import writer_of_repair
+from streaming.checkpoint.handover import (
+    rest_bucket,
+    rest_partitions,
+    writer_of_repair,
+    writer_of_repaired_rest,
+    writer_of_state,
+)
 from streaming.checkpoint.refusals import refuse_older_copy
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
 from streaming.spark.exclusive_session import exclusive_session
@@ -51,13 +57,17 @@ class Lost:
 
 @dataclass(frozen=True)
 class Repair:
-    """The damage that a repair found at `version` of the table, and whether it was removed from there (`taken_out`)."""
+    """The damage that a repair found at `version` of the table, and whether it was removed from there (`taken_out`).
+
+    `interrupted` is the command that was interrupted after the rest of a checkpoint was sealed, and seals it again.
+    """
 
     table: str
     version: int
     corruption: Corruption
     lost: list[Lost]
     taken_out: bool
+    interrupted: str | None = None
 
 
 def repair(settings: Settings, skip: bool, report: Path) -> Repair:
@@ -108,19 +118,31 @@ def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path, l
     corruption = find_corruption(store, handed_over_before_ms)
     ids = lost_ids(store, corruption, PRECISION_BITS, handed_over_before_ms) if corruption.segments else {}
     lost = list(_lost(settings, ids, handed_over.origin.offsets if handed_over else {}))
-    result = Repair(
-        store.path, version, corruption, lost, taken_out=skip and bool(corruption.files or corruption.segments)
-    )
+    taken_out = skip and bool(corruption.files or corruption.segments)
+    checkpoint = handed_over.origin.checkpoint if handed_over else ""
+    rest = rest_bucket(store, checkpoint) if handed_over else None
+    interrupted = None if rest is None else _interrupted(store, checkpoint, rest, corruption)
+    result = Repair(store.path, version, corruption, lost, taken_out, interrupted)
     guard.check()
     if result.taken_out:
         if handed_over and corruption.may_lose_schedules:
             # The present occurrence of a message that repeats may be gone, and the one before be left, or the record.
-            store.fence(writer_of_repair(handed_over.origin.checkpoint))
+            store.fence(writer_of_repair(checkpoint))
+        if rest is not None:
+            store.fence(writer_of_repaired_rest(checkpoint, rest))
         with repaired(store, corruption, PRECISION_BITS) as (partitions, rows):
             # Before the commit, which removes the ids from the table.
             _write(report, result)
             store.replace_partitions(partitions, rows)
     return result
+
+
+def _interrupted(store: BucketTable, checkpoint: str, rest: int, corruption: Corruption) -> str:
+    """Return the command that seals the rest of `checkpoint` again, which is in the bucket `rest`, after a repair."""
+    is_of_rescale = store.newest_of(writer_of_state(checkpoint)) == rest and not store.is_fenced(checkpoint)
+    # A rescale has the whole state. It accepts no message again that another bucket has lost.
+    is_all_damage = {file.part for file in corruption.files} <= rest_partitions(rest)
+    return "rescale" if is_of_rescale and is_all_damage else "rebuild --discard-checkpoint"
 
 
 def _lost(settings: Settings, ids: Ids, origin_offsets: Offsets) -> Iterator[Lost]:

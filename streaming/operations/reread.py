@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # For each input topic and partition: its first offset and the offset after its last.
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
+# Above every offset.
+_NO_OFFSET = 2**63 - 1
 
 
 def recalled_messages(settings: Settings, handed_over: HandedOver) -> OffsetBitmaps:
@@ -118,6 +120,16 @@ def reread_range(
             listed(skipped),
         )
     return as_offsets(starts), as_offsets(ends)
+
+
+def not_read_again(messages: OffsetBitmaps, bounds: Bounds, handed_over: HandedOver, gone: Collection[str]) -> int:
+    """Return how many of `messages` are of records that `reread_range` leaves out, or that are deleted."""
+    count = 0
+    for (topic, partition), offsets in messages.items():
+        first, _ = bounds.get((topic, partition), (_NO_OFFSET, 0))
+        first = max(first, handed_over.origin.offsets.get(topic, {}).get(str(partition), 0))
+        count += len(offsets) if topic in gone else offsets.range_cardinality(0, first)
+    return count
 
 
 def refuse_cut(bounds: Bounds, accepted: Offsets, gone: Collection[str]) -> None:

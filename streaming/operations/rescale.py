@@ -30,7 +30,16 @@ from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import seal_rest, switch_over, writer_of_birth, writer_of_state
+from streaming.checkpoint.handover import (
+    check_rest,
+    is_repaired,
+    rest_bucket,
+    rest_partitions,
+    seal_rest,
+    switch_over,
+    writer_of_birth,
+    writer_of_state,
+)
 from streaming.checkpoint.refusals import refuse_lost_plan, refuse_missing_table, refuse_older_table, refuse_rebuilt
 from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
@@ -56,7 +65,8 @@ def rescale(settings: Settings, shards: int) -> Rescaled:
     """Move the application to `shards` shards. Ignores `bucket.shards` of `settings`.
 
     Raises UsageError if there is nothing to do, CheckpointMismatch, CheckpointUnreadable or CheckpointVersion if the
-    checkpoint cannot be used, ApplicationHeld while the job runs.
+    checkpoint cannot be used, BucketUnreadable if what an earlier try has sealed is damaged, ApplicationHeld while the
+    job runs.
     """
     check_storage(settings)
     with exclusive_session(settings, "rescale") as (spark, lease), translate_storage_errors(settings):
@@ -144,7 +154,7 @@ def _hand_over(
     if committed is not None:
         last = current.planned(committed)
         # The state gets the next bucket number of the old checkpoint. The new checkpoint begins at the number after it.
-        first_bucket = before.first_bucket + committed + 2
+        first_bucket = 1 + _bucket_of_state(store, before.checkpoint, before.first_bucket + committed + 1)
         ids = current.settings_history().newest.input_ids
         origin = replace(
             origin, first_bucket=first_bucket, cutoff_ms=last.cutoff_ms, offsets=last.offsets, input_ids=ids
@@ -154,6 +164,19 @@ def _hand_over(
     store.fence(writer_of_birth(origin.checkpoint))
     switch_over(settings, origin, store.spark, lease)
     return Rescaled(before.shards, shards, sealed, current.path)
+
+
+def _bucket_of_state(store: BucketTable, checkpoint: str, bucket: int) -> int:
+    """Return the bucket for the state of `checkpoint`: `bucket`, or the one in which an earlier try has sealed it."""
+    sealed = rest_bucket(store, checkpoint)
+    if sealed is None:
+        return bucket
+    if is_repaired(store, checkpoint, sealed):
+        # The state still has all of it.
+        store.delete(rest_partitions(sealed))
+        return sealed + 1
+    check_rest(store, sealed)
+    return sealed
 
 
 def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin: CheckpointOrigin) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+from pyroaring import BitMap64
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -17,7 +18,7 @@ from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.cancel import without_named
 from state.checkpoint.origin import CheckpointOrigin
-from state.index.message_index import MessageIndex
+from state.index.message_index import MessageIndex, offsets_by_source
 from state.index.offset_bitmaps import OffsetBitmaps, bitmaps_of, in_bitmaps
 from state.message import decode_chunk
 from state.message_ids import ID, ID_SCHEMA, ids_in
@@ -36,6 +37,17 @@ def index_of(store: BucketTable, version: int) -> MessageIndex:
     for row in index_entries(store, version):
         index.add_entries(row["index_entries"], row["precision_bits"])
     return index
+
+
+def only_in(store: BucketTable, bucket: int) -> OffsetBitmaps:
+    """Return the ids of the messages that are in `bucket`, and in no other. Raises BucketUnreadable."""
+    own: dict[tuple[str, int], BitMap64] = {}
+    others: dict[tuple[str, int], BitMap64] = {}
+    for row in store.segment_rows().select("bucket", "precision_bits", "index_entries").toLocalIterator():
+        known = own if row["bucket"] == bucket else others
+        for source, offsets in offsets_by_source(row["index_entries"], row["precision_bits"], 0).items():
+            known[source] = known.get(source, BitMap64()) | offsets
+    return {source: offsets - others.get(source, BitMap64()) for source, offsets in own.items()}
 
 
 def buckets_of_ids(store: BucketTable) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.buckets.parts import IdRows
 from state.buckets.segments import Segment, cut
-from state.buckets.table_rows import STORED_SCHEMA, stored_rows
+from state.buckets.table_rows import STORED_SCHEMA, described_segment, stored_rows
 from state.checkpoint.batch_settings import BatchSettings
 from state.index.offset_bitmaps import bitmaps_of
-from state.message import encode_chunk
+from state.message import decode_chunk, encode_chunk
 from state.order import in_order
+from streaming.operations.corruption import SKIP_CORRUPT_FILES
 from tests.messages import messages
 
 
@@ -45,6 +47,25 @@ def sealed_table(number: int, rows: Iterable[Mapping[str, Any]], batch_settings:
     sealed = [{**asdict(segment), "chunk": encode_chunk(part)} for segment, part in _cut(number, rows, batch_settings)]
     batches = stored_rows(batch_settings.index_precision_bits)(iter(pa.Table.from_pylist(sealed).to_batches()))
     return pa.Table.from_batches(batches, STORED_SCHEMA)
+
+
+def waiting_offsets(store: BucketTable) -> list[int]:
+    """Return the offsets of all messages in the table, in order."""
+    parts = {described_segment(row.asDict()).part for row in store.metadata()}
+    chunks = store.chunks(0, 10**15, parts).collect()
+    return sorted(offset for row in chunks for offset in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
+
+
+@contextmanager
+def repairing(spark: SparkSession) -> Iterator[None]:
+    """Give the session the options of a repair."""
+    for name, value in SKIP_CORRUPT_FILES.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in SKIP_CORRUPT_FILES:
+            spark.conf.unset(name)
 
 
 def cancelled_in(store: BucketTable) -> dict[tuple[str, int], list[int]]:

@@ -76,6 +76,13 @@ def test_a_rebuild_is_the_next_command_also_if_it_brings_back_schedules_alone(mo
         assert result.stdout.endswith("run `delayline rebuild --discard-checkpoint` to continue the schedules\n")
 
 
+def test_an_interrupted_command_is_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Repair("/t", 5, CORRUPTION, LOST, taken_out=True, interrupted="rescale")
+    result = run(monkeypatch, outcome, "--skip")
+    assert "run `delayline rescale`: a switch to a new checkpoint was interrupted" in result.stdout
+    assert "rebuild --discard-checkpoint" not in result.stdout
+
+
 def test_a_table_without_corruption_gives_exit_code_0(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, Repair("/t", 5, Corruption([], []), [], taken_out=False))
     assert (result.exit_code, result.stdout) == (0, "all of /t is readable\n")

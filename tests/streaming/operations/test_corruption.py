@@ -23,14 +23,13 @@ from state.buckets.parts import IdRows, chunks_of, metadata_of, sealed_part
 from state.buckets.reach import Reach
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.origin import CheckpointOrigin
-from state.message import decode_chunk
 from streaming.checkpoint.handover import writer_of_repair
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.operations.corruption import Corruption, find_corruption, lost_ids, repaired
 from streaming.operations.repair import _repair
 from streaming.storage.guarded_log import GuardedLog
 from tests.messages import some_batch_settings
-from tests.streaming.sealed import seal_messages
+from tests.streaming.sealed import seal_messages, waiting_offsets
 from tests.thorough import some_thorough
 
 _HOUR = 3_600_000
@@ -89,12 +88,6 @@ def change(file: Path, damage: str) -> None:
 DAMAGES = ["missing", "empty", "cut short", "zeroed", "one byte"]
 
 
-def waiting(store: BucketTable) -> list[int]:
-    parts = {described_segment(row.asDict()).part for row in store.metadata()}
-    chunks = store.chunks(0, 10**15, parts).collect()
-    return sorted(offset for row in chunks for offset in decode_chunk(bytes(row["chunk"])).column("offset").to_pylist())
-
-
 def ids(offsets_by_source: dict[tuple[str, int], BitMap64]) -> list[int]:
     return [offset for offsets in offsets_by_source.values() for offset in offsets]
 
@@ -137,7 +130,7 @@ def test_unreadable_data_is_removed_in_one_commit_and_all_other_data_is_kept(
     remove_corruption(sealed, corruption)
     assert sealed.version() == before + 1
     assert find_corruption(sealed, 0) == Corruption([], [])
-    assert waiting(sealed) == sorted(set(ALL) - set(lost))
+    assert waiting_offsets(sealed) == sorted(set(ALL) - set(lost))
     assert sum(row["count"] for row in sealed.metadata()) == len(ALL) - len(lost)
 
 
@@ -206,7 +199,7 @@ def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_
     assert lost_ids(sealed, corruption, BITS, 0) == {}
     remove_corruption(sealed, corruption)
     assert sorted(tuple(row[name] for name in columns) for row in sealed.metadata()) == before
-    assert waiting(sealed) == ALL
+    assert waiting_offsets(sealed) == ALL
 
 
 def test_a_file_that_is_readable_only_now_and_then_stops_the_repair_before_it_removes_anything(
@@ -237,4 +230,4 @@ def test_lost_ids_of_cancelled_messages_are_counted_and_removed(
     assert (corruption.lost_rows(kind), corruption.lost_rows(IdRows.NAMED), corruption.segments) == (1, 0, [])
     remove_corruption(sealed, corruption)
     assert find_corruption(sealed, 0) == Corruption([], [])
-    assert waiting(sealed) == ALL
+    assert waiting_offsets(sealed) == ALL

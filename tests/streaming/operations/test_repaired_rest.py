@@ -1,0 +1,151 @@
+"""Files of the rest of a checkpoint are lost after it is sealed, and before the switch to the new checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from conf.errors import BucketUnreadable
+from conf.kafka.options import librdkafka_options
+from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
+from sinks.internal_topics.lease import HeldLease
+from sinks.internal_topics.progress import announce_origin, marker_key
+from sinks.topics.topic_ids import input_ids
+from sinks.topics.topics import ensure_topics
+from state.buckets.parts import chunks_of, sealed_part
+from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.progress import BatchSpan, Progress
+from streaming.checkpoint.current import current_checkpoint
+from streaming.checkpoint.handover import rest_bucket, writer_of_state
+from streaming.operations import rebuild
+from streaming.operations.repair import Repair, _repair
+from streaming.operations.rescale import _bucket_of_state
+from streaming.storage.failures import translate_storage_errors
+from tests.conftest import MakeSettings
+from tests.messages import some_batch_settings
+from tests.streaming.sealed import cut_short, repairing, sealed_rows, waiting_offsets
+
+COUNT = 40
+SHARDS = 4
+
+
+class CutOff(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Settings of an application whose job has read messages that are due in an hour, and has staged none of them."""
+    settings = make_settings(f"storage.path={tmp_path}", f"bucket.shards={SHARDS}")
+    ensure_topics(settings, SHARDS)
+    (topic,) = settings.topics.input
+    producer = Producer(librdkafka_options(settings.kafka))
+    for number in range(COUNT):
+        producer.produce(topic, b"%d" % number, b"%d" % number, 0, headers=[("deliver-after", b"3600000")])
+    origin = CheckpointOrigin("one", 1, SHARDS, input_ids={each: [own] for each, own in input_ids(settings).items()})
+    announce_origin(settings, origin)
+    span = BatchSpan(origin, 0, ends={topic: {"0": COUNT}}, input_ids=origin.input_ids)
+    for shard in range(SHARDS):
+        producer.produce(settings.progress_topic, Progress(span).to_bytes(), marker_key(shard), shard)
+    assert producer.flush(10) == 0
+    return settings
+
+
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    with closing(HeldLease(settings, "rebuild")) as lease:
+        yield lease
+
+
+def _rebuild(spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease) -> None:
+    with translate_storage_errors(settings):
+        rebuild._rebuild(store, settings, current_checkpoint(spark, settings), time.time_ns() // 1_000_000, lease)
+
+
+def _cut_off(*arguments: Any) -> None:
+    raise CutOff
+
+
+def _repaired(spark: SparkSession, settings: Settings, lease: HeldLease, report: Path) -> Repair:
+    with repairing(spark):
+        return _repair(spark, settings, True, report, lease)
+
+
+def _files_of(store: BucketTable, bucket: int) -> list[Path]:
+    return sorted(Path(store.path, f"part={chunks_of(sealed_part(bucket))}").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("are_expired", [False, True])
+def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_what_is_left(
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    lease: HeldLease,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    are_expired: bool,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild, "switch_over", _cut_off)
+        with pytest.raises(CutOff):
+            _rebuild(spark, settings, store, lease)
+    sealed_in = rest_bucket(store, "one")
+    assert sealed_in is not None
+    assert waiting_offsets(store) == list(range(COUNT))
+    damaged, *others = _files_of(store, sealed_in)
+    assert others
+    cut_short(damaged)
+    with pytest.raises(BucketUnreadable, match=damaged.name):
+        _rebuild(spark, settings, store, lease)
+    assert not current_checkpoint(spark, settings).exists()
+
+    repair = _repaired(spark, settings, lease, tmp_path / "report.json")
+    assert repair.interrupted == "rebuild --discard-checkpoint"
+    left = waiting_offsets(store)
+    (lost,) = repair.lost
+    assert sorted([*left, *lost.offsets]) == list(range(COUNT))
+    assert left
+    assert lost.offsets == lost.accepted_again
+    if are_expired:
+        partition = TopicPartition(settings.topics.input[0], 0, left[0] + 1)
+        admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
+        admin.delete_records([partition])[partition].result()
+    _rebuild(spark, settings, store, lease)
+    assert waiting_offsets(store) == (left if are_expired else list(range(COUNT)))
+    warning = "others with them, and 1 of these are no longer in the input topics"
+    assert (warning in caplog.text) == are_expired
+    origin = current_checkpoint(spark, settings).origin
+    assert origin.overdue_bucket == (sealed_in if are_expired else sealed_in + 1)
+
+
+def test_a_rescale_seals_the_state_again_after_a_repair_of_it(
+    spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, tmp_path: Path
+) -> None:
+    def seal(bucket: int) -> None:
+        rows = sealed_rows(spark, bucket, [{"deliver_at_ms": 99, "offset": 1}], some_batch_settings())
+        store.append(rows, writer_of_state("one"), bucket)
+
+    assert _bucket_of_state(store, "one", 7) == 7
+    seal(7)
+    assert _bucket_of_state(store, "one", 7) == 7
+    (file,) = _files_of(store, 7)
+    cut_short(file)
+    with pytest.raises(BucketUnreadable, match=file.name), translate_storage_errors(settings):
+        _bucket_of_state(store, "one", 7)
+
+    assert _repaired(spark, settings, lease, tmp_path / "report.json").interrupted == "rescale"
+    assert waiting_offsets(store) == []
+    assert _bucket_of_state(store, "one", 7) == 8
+    seal(8)
+    assert _bucket_of_state(store, "one", 7) == 8
+    assert waiting_offsets(store) == [1]
