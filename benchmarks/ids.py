@@ -187,13 +187,15 @@ def _memory_mb() -> float:
 
 
 def _disk_bytes() -> int:
-    """Return the size of this process's files that have no name any more. A mapped file stays open too."""
+    """Return what this process's files take that have no name any more. A mapped file stays open too."""
     folder = f"/proc/{os.getpid()}/fd"
-    sizes = 0
+    # By the file's number: one may be open twice.
+    sizes: dict[int, int] = {}
     for each in os.listdir(folder):
         try:
             if os.readlink(f"{folder}/{each}").endswith("(deleted)"):
-                sizes += os.stat(f"{folder}/{each}").st_size
+                found = os.stat(f"{folder}/{each}")
+                sizes[found.st_ino] = 512 * found.st_blocks
         except FileNotFoundError:
             continue
-    return sizes
+    return sum(sizes.values())

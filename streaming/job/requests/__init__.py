@@ -8,6 +8,6 @@ Read `desk` (the steps), `names` (which message has a name), `search` (looks for
 `chunk_reading` reads the chunks), `outcomes` (the result for each message), `decision` (all cases), `answers` (with
 their reasons) and `moved_rows` (messages with other due times). Then read the sources of the facts: `sealed_ids` (where
 a message is sealed), `stored_ids` (which messages are cancelled, or have a name) and `recalled` (messages that release
-processes have recalled; `recalled_log` reads that topic, and `recalled_rows` keeps it). All of these keep their data on
-the local disk, in `runs`.
+processes have recalled; `recalled_log` reads that topic, and `recalled_rows` keeps it). All of these keep their data in
+files on the local disk (`local_file`), most of them in `runs`.
 """

@@ -10,18 +10,16 @@ process.
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark import SparkFiles
 
 from state.message_ids import by_source
+from streaming.job.requests.local_file import LocalFile
 
 # Topic and number of an input partition.
 Source = tuple[str, int]
@@ -54,19 +52,15 @@ class Run:
         # Each column begins at a multiple of eight bytes.
         room = -(-max(1, capacity) // 8) * 8
         begins = np.cumsum([0, *(each.itemsize * room for each in types)]).tolist()
-        # Next to Spark's own files, which have room.
-        with tempfile.TemporaryFile(prefix="delayline-", dir=SparkFiles.getRootDirectory()) as file:
-            os.truncate(file.fileno(), begins[-1])
+        self.file = LocalFile(begins[-1])
+        with closing(self.file):
             for source, columns in several:
                 for begin, kind, column in zip(begins, types, columns, strict=False):
-                    _write(file.fileno(), column.astype(kind).tobytes(), begin + kind.itemsize * self.count)
+                    self.file.write(column.astype(kind), begin + kind.itemsize * self.count)
                 first = self.sources.get(source, (self.count, 0))[0]
                 self.count += len(columns[0])
                 self.sources[source] = first, self.count
-            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._columns = [
-            np.frombuffer(self._memory, kind, self.count, begin) for begin, kind in zip(begins, types, strict=False)
-        ]
+        self._columns = [self.file.array(kind, self.count, begin) for begin, kind in zip(begins, types, strict=False)]
 
     def rows_of(self, source: Source) -> Columns:
         """Return the rows of one source."""
@@ -79,7 +73,7 @@ class Run:
             columns = self.rows_of(source)
             for first in range(0, len(columns[0]), _AT_ONCE):
                 yield source, chosen(columns, slice(first, first + _AT_ONCE))
-        self.let_go()
+        self.file.let_go()
 
     def find(self, wanted: Mapping[Source, npt.NDArray[Any]]) -> Iterator[tuple[Source, Columns]]:
         """Yield by source the rows with a first number in `wanted`, which is in ascending order."""
@@ -89,11 +83,7 @@ class Run:
             counts = np.searchsorted(columns[0], numbers, side="right") - firsts
             if counts.any():
                 yield source, chosen(columns, ranges(firsts, counts))
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Give back the memory that reading has taken. The system's cache keeps the file as long as there is room."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        self.file.let_go()
 
 
 class Runs(Generic[Rows]):
@@ -161,7 +151,7 @@ class Runs(Generic[Rows]):
                 yield source, self._in_order([chosen(each, slice(end)) for each, end in zip(rest, ends, strict=True)])
                 rest = [chosen(each, slice(end, None)) for each, end in zip(rest, ends, strict=True)]
         for run in (older, newer):
-            run.let_go()
+            run.file.let_go()
 
     def _in_order(self, several: Sequence[Columns]) -> Columns:
         """Return the rows in ascending order, only the greatest of each key."""
@@ -177,15 +167,6 @@ class Runs(Generic[Rows]):
             firsts = np.flatnonzero(np.append(True, ~is_same))
             rows[self._lasting] = np.maximum.reduceat(ordered[self._lasting], firsts)
         return rows
-
-
-def _write(file: int, content: bytes, offset: int) -> None:
-    """Write all of `content` to an open file, from `offset` on. Raises OSError, also if the disk is full."""
-    left = memoryview(content)
-    while left:
-        # A disk that gets full takes a part, and refuses the next one.
-        count = os.pwrite(file, left, offset)
-        left, offset = left[count:], offset + count
 
 
 def divided(ids: pa.Table, columns: Columns) -> Iterator[tuple[Source, Columns]]:

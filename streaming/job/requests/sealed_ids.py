@@ -3,15 +3,19 @@
 A request names a message of any age. A query of the table would read all metadata in each batch. The metadata grow with
 the waiting messages, and even little costs half a second of Spark. So the index is copied in the background during the
 first batches, or when the first request comes. Entries that are sealed or merged later are added. The copy is in the
-order of the ids. In the table, an entry has the messages of a time, which may have any offsets. Each id takes 12 bytes.
+order of the ids. In the table, an entry has the messages of a time, which may have any offsets. Each id takes 12 bytes,
+and each entry 33.
 
-A Delta partition with metadata is written once and removed whole, so the copy of one never changes.
+A Delta partition with metadata is written once and removed whole, so the copy of one never changes. There are tens of
+thousands of them in a large table. So many of them share a file, and the driver's memory has a kilobyte for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,34 +24,60 @@ import pyarrow.compute as pc
 from sinks.buckets.bucket_table import BucketTable
 from state.index.locate import LOCATED_SCHEMA, offsets_of
 from state.message_ids import Ids, by_source
-from streaming.job.requests.runs import Columns, Run, Source, chosen, ranges
+from streaming.job.requests.local_file import Array, LocalFile, room_of
+from streaming.job.requests.runs import Numbers, Source, ranges
 
 _CLOSE_S = 5.0
+# A new file begins after about so many bytes.
+_FILE_BYTES = 1 << 28
+# The columns of an index entry that do not follow from its place.
+_ENTRY = np.dtype(
+    [*((name, np.int64) for name in ("bucket", "from_ms", "until_ms", "max_deliver_at_ms")), ("repeats", np.bool_)]
+)
 
 
-class _Piece:
-    """Some index entries of one Delta partition: their ids as a run, each with the number of its entry."""
+class _Columns(NamedTuple):
+    """Some index entries of one Delta partition, and the ids that they have.
 
-    def __init__(self, entries: pa.Table) -> None:
-        """Take a table of `ENTRY_SCHEMA`."""
-        offsets, lengths = offsets_of(entries)
-        firsts, of_entry = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(lengths)), lengths)
+    The ids are in the order of their input partitions, which are numbers here, and of their offsets.
 
-        def by_id() -> Iterator[tuple[Source, Columns]]:
-            for source, rows in by_source(entries):
-                at = ranges(firsts[rows], lengths[rows])
-                yield source, chosen((offsets, of_entry), at[np.argsort(offsets[at])])
+    - `sources`, `bounds`: the input partitions, the place of the first id of each, and the number of ids
+    - `offsets`, `of_entry`: the offset of each id, and the number of its entry
+    - `entries`: the entries (`_ENTRY`)
+    """
 
-        # If an input topic was created again, two messages may have the same id.
-        self._ids = Run(by_id(), len(offsets), (np.int64, np.uint32))
-        self._entries = entries.drop_columns(["offsets", "first_offset", "last_offset"])
+    sources: Array
+    bounds: Array
+    offsets: Array
+    of_entry: Array
+    entries: Array
 
-    def located(self, ids: Ids) -> pa.Table:
-        """Return a row for each of `ids` that is there: the columns of the entry, and the offset."""
-        nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
-        found = (columns for _, columns in self._ids.find(ids))
-        offsets, entry = map(np.concatenate, zip(nothing, *found, strict=True))
-        return self._entries.take(pa.array(entry)).append_column("offset", pa.array(offsets))
+    def find(self, numbers: Array, wanted: Sequence[Numbers]) -> Iterator[tuple[int, Array, Array]]:
+        """Yield the `wanted` ids that are there: the index in `numbers`, the offsets, and the entry of each.
+
+        `wanted` has the offsets of each input partition in `numbers`. Both are in ascending order.
+        """
+        places = np.searchsorted(self.sources, numbers)
+        for at in np.flatnonzero(self.sources.take(places, mode="clip") == numbers).tolist():
+            first, end = self.bounds[places[at] : places[at] + 2].tolist()
+            own = self.offsets[first:end]
+            begins = np.searchsorted(own, wanted[at])
+            counts = np.searchsorted(own, wanted[at], side="right") - begins
+            if counts.any():
+                chosen = first + ranges(begins, counts)
+                yield at, self.offsets[chosen], self.entries[self.of_entry[chosen]]
+
+
+class _Piece(NamedTuple):
+    """Such columns, in a file."""
+
+    file: LocalFile
+    columns: _Columns
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of the file it takes."""
+        return sum(map(room_of, self.columns))
 
 
 class SealedIds:
@@ -58,6 +88,9 @@ class SealedIds:
         self._store = store
         # By Delta partition.
         self._pieces: dict[str, list[_Piece]] = {}
+        # The file with the newest pieces, and the numbers of input partitions.
+        self._file: LocalFile | None = None
+        self._numbers: dict[Source, int] = {}
         # The Delta partitions that are copied whole, and the version of the table that has just these.
         self._copied: set[str] = set()
         self._version: int | None = None
@@ -73,11 +106,7 @@ class SealedIds:
         with self._lock:
             self._is_used = True
             self._copy(version)
-            found = (piece.located(ids) for own in self._pieces.values() for piece in own)
-            waits = (pc.field("bucket") < before_bucket) & (pc.field("max_deliver_at_ms") >= from_ms)
-            columns = LOCATED_SCHEMA.names
-            several = (each.filter(waits).select(columns) for each in found if each.num_rows)
-            return pa.concat_tables([LOCATED_SCHEMA.empty_table(), *several])
+            return self._found(ids, before_bucket, from_ms)
 
     def look_ahead(self, is_expected: bool = False) -> None:
         """Copy the present index of the table, if ids were looked up before, or if that `is_expected` from now on."""
@@ -91,6 +120,7 @@ class SealedIds:
         if self._lock.acquire(timeout=_CLOSE_S):
             self._pieces.clear()
             self._copied.clear()
+            self._finish_file()
             self._version = None
             self._lock.release()
 
@@ -108,6 +138,71 @@ class SealedIds:
             for entries in self._store.index_entries_of(missing, version):
                 for part in entries.column("part").unique().to_pylist():
                     own = entries.filter(pc.equal(entries.column("part"), part))
-                    self._pieces.setdefault(part, []).append(_Piece(own))
+                    self._pieces.setdefault(part, []).append(self._written(self._columns_of(own)))
             self._copied |= missing
+        self._free()
         self._version = version
+
+    def _columns_of(self, entries: pa.Table) -> _Columns:
+        """Take a table of `ENTRY_SCHEMA`."""
+        offsets, lengths = offsets_of(entries)
+        firsts, of_entry = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(lengths), dtype=np.uint32), lengths)
+        rows_of = {self._numbers.setdefault(source, len(self._numbers)): rows for source, rows in by_source(entries)}
+        ordered = []
+        for _, rows in sorted(rows_of.items()):
+            at = ranges(firsts[rows], lengths[rows])
+            # If an input topic was created again, two messages may have the same id.
+            ordered.append(at[np.argsort(offsets[at])])
+        bounds = np.cumsum([0, *map(len, ordered)])
+        at = np.concatenate(ordered)
+        stored = np.empty(len(lengths), dtype=_ENTRY)
+        for name in _ENTRY.names or ():
+            stored[name] = entries.column(name).to_numpy()
+        return _Columns(np.array(sorted(rows_of)), bounds, offsets[at], of_entry[at], stored)
+
+    def _written(self, columns: _Columns) -> _Piece:
+        """Write columns to the newest file, or to a new one. Raises OSError."""
+        nbytes = sum(map(room_of, columns))
+        if self._file is None or not self._file.has_room(nbytes):
+            self._finish_file()
+            self._file = LocalFile(max(_FILE_BYTES, nbytes))
+        return _Piece(self._file, _Columns(*map(self._file.append, columns)))
+
+    def _free(self) -> None:
+        """Write the pieces again that are left of a file if others took more than half of it. So the file vanishes."""
+        left: Counter[LocalFile] = Counter()
+        for own in self._pieces.values():
+            for piece in own:
+                left[piece.file] += piece.nbytes
+        sparse = {file for file, nbytes in left.items() if file is not self._file and 2 * nbytes < file.end}
+        for own in self._pieces.values() if sparse else ():
+            own[:] = [self._written(piece.columns) if piece.file in sparse else piece for piece in own]
+
+    def _finish_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _found(self, ids: Ids, before_bucket: int, from_ms: int) -> pa.Table:
+        known = sorted((self._numbers[source], source) for source in ids.keys() & self._numbers.keys())
+        numbers, wanted = np.array([number for number, _ in known], np.int64), [ids[source] for _, source in known]
+        found = [
+            (part, *known[at][1], offsets, entries)
+            for part, own in self._pieces.items()
+            for piece in own
+            for at, offsets, entries in piece.columns.find(numbers, wanted)
+        ]
+        for file in {piece.file for own in self._pieces.values() for piece in own}:
+            file.let_go()
+        if not found:
+            return LOCATED_SCHEMA.empty_table()
+        parts, topics, partitions, several_offsets, several_entries = zip(*found, strict=True)
+        rows = pa.array(np.repeat(np.arange(len(found)), [len(each) for each in several_offsets]))
+        of_rows = pa.table({"part": parts, "topic": topics, "partition": partitions}).take(rows)
+        entries = np.concatenate(several_entries)
+        columns = {name: np.ascontiguousarray(entries[name]) for name in _ENTRY.names or ()}
+        columns["offset"] = np.concatenate(several_offsets)
+        waits = (columns["bucket"] < before_bucket) & (columns["max_deliver_at_ms"] >= from_ms)
+        for name in ("bucket", "from_ms", "until_ms", "repeats", "offset"):
+            of_rows = of_rows.append_column(name, pa.array(columns[name]))
+        return of_rows.select(LOCATED_SCHEMA.names).cast(LOCATED_SCHEMA).filter(pa.array(waits))
