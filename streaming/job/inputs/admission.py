@@ -128,14 +128,14 @@ class Admission:
         most = {
             topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
         }
-        self._waiting.join(span.previous_ms)
+        self._waiting.join(span.handed_over_below_ms)
         from_offsets: Offsets = {}
         if self._counted_s is not None:
             from_offsets = self._refused_from(most, span, taken)
         if self._counted_s is None and span.batch_id:
             self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
         if self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S):
-            self._count(most, span.previous_ms)
+            self._count(most, span.handed_over_below_ms)
             from_offsets = self._refused_from(most, span, taken)
         if not from_offsets:
             return NONE_REFUSED
@@ -155,7 +155,10 @@ class Admission:
         self._waiting.add(rows)
 
     def _refused_from(self, most: Mapping[str, int], span: BatchSpan, taken: Taken) -> Offsets:
-        rooms = {topic: max(0, limit - self._waiting.count(topic, span.previous_ms)) for topic, limit in most.items()}
+        rooms = {
+            topic: max(0, limit - self._waiting.count(topic, span.handed_over_below_ms))
+            for topic, limit in most.items()
+        }
         found = _beyond(rooms, span.starts, span.ends, taken)
         # Only now, because it asks the broker.
         if found and self._settings.topics.skip_expired:

@@ -119,6 +119,15 @@ def test_a_first_batch_counts_from_where_it_begins_to_read() -> None:
     assert refused(0, 5, starts, ends) == {"in": {"0": 1_003, "1": 2}}
 
 
+@pytest.mark.parametrize(("cutoff_ms", "accepted"), [(0, 1), (151, 5), (201, 10)])
+def test_a_first_batch_does_not_count_what_an_earlier_checkpoint_has_staged(cutoff_ms: int, accepted: int) -> None:
+    decides = Admission(cast(Checkpoint, FirstCheckpoint()), cast(Any, Table(segments=9)), Settings())
+    origin = CheckpointOrigin("c", 2, 2, first_bucket=8, cutoff_ms=cutoff_ms)
+    span = BatchSpan(origin, 0, 0, 500, {"in": {"0": 0}}, {"in": {"0": 11}})
+    found = decides.refusal(some_batch_settings(policy=DelayPolicy(most_waiting=10)), span, 0)
+    assert found.from_offsets == {"in": {"0": accepted}}
+
+
 def test_offsets_that_were_deleted_unread_are_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = {("in", 0): (900, 1_006), ("in", 1): (50, 54), ("in", 2): (0, 3)}
     monkeypatch.setattr(admission, "read_bounds", lambda *_: bounds)
