@@ -17,6 +17,7 @@ from conf.errors import BucketUnreadable
 from conf.instants import instant_and_ms
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from sinks.buckets.chunk_plans import in_slices
+from sinks.buckets.task_counts import StepCount
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.merge import slices
 from state.buckets.segments import Segment
@@ -130,6 +131,15 @@ def load_piece(store: BucketTable, chunks: DataFrame, wanted: Wanted) -> Piece:
         in_slice = partial(window_rows, shards=wanted.shards, cancelled=leave_out)
         ranges = slices(wanted.segments, wanted.start_ms, wanted.end_ms)
         loaded = in_slices(chunks, cancelled, ranges, in_slice, _WINDOW).persist()
+    try:
+        return _piece_of(store, loaded, wanted, left_out)
+    except BaseException:
+        loaded.unpersist()
+        raise
+
+
+def _piece_of(store: BucketTable, loaded: DataFrame, wanted: Wanted, left_out: StepCount) -> Piece:
+    """Let Spark cache the rows of `loaded`, and check them."""
     try:
         rows = loaded.select("deliver_at_ms", "max_deliver_at_ms", "count", "repeats").collect()
     except (Py4JJavaError, PySparkException) as problem:

@@ -129,6 +129,24 @@ def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(st
     window.close()
 
 
+@pytest.mark.parametrize("is_damaged", [True, False], ids=["damaged", "messages missing"])
+def test_spark_keeps_nothing_of_a_failed_load(store: BucketTable, is_damaged: bool) -> None:
+    seal_messages(store, 1, [{"deliver_at_ms": 1_000, "offset": 1}], BATCH_SETTINGS)
+    rows = [row.asDict() for row in store.metadata()]
+    if is_damaged:
+        (damaged,) = Path(store.path).glob(f"part={chunks_of(sealed_part(1))}/*.parquet")
+        cut_short(damaged)
+    else:
+        rows = [row | {"count": row["count"] + 1} for row in rows]
+    context = store.spark.sparkContext._jsc
+    before = {*context.getPersistentRDDs()}
+    window = PrefetchWindow(store, SegmentCatalog(map(described_segment, rows)), 0, [], AHEAD_MS, 10**9, shards=2)
+    with pytest.raises(BucketUnreadable, match="missing or damaged" if is_damaged else "says at least 2"):
+        taken(window, 0, 2_000)
+    assert {*context.getPersistentRDDs()} == before
+    window.close()
+
+
 @pytest.mark.thorough
 def test_two_loads_that_failed_ahead_of_need_do_not_end_a_batch(store: BucketTable) -> None:
     catalog = SegmentCatalog()
