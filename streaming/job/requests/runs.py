@@ -110,8 +110,9 @@ class Runs(Generic[Rows]):
             return
         self._runs.append(Run(new, count, self._kinds))
         while len(self._runs) > 1 and self._runs[-2].count <= 2 * self._runs[-1].count:
-            newer, older = self._runs.pop(), self._runs.pop()
-            self._runs.append(Run(self._merged(older, newer), older.count + newer.count, self._kinds))
+            older, newer = self._runs[-2:]
+            # Both stay if the disk is full.
+            self._runs[-2:] = [Run(self._merged(older, newer), older.count + newer.count, self._kinds)]
 
     def find(self, wanted: Mapping[Source, npt.NDArray[Any]]) -> dict[Source, Rows]:
         """Return by source, in ascending order, the rows with a first number in `wanted`."""

@@ -144,6 +144,27 @@ def test_what_the_system_writes_in_parts_is_there_as_a_whole_or_an_error(
         add(own, [("in", 1, at) for at in range(30)], 6, 1)
 
 
+def test_rows_that_a_full_disk_does_not_let_merge_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = empty()
+    add(own, [("in", 0, 1)], 5, 1)
+    write, room = os.pwrite, 24
+
+    def write_some(file: int, content: bytes, offset: int) -> int:
+        nonlocal room
+        room -= len(content)
+        if room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content, offset)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", write_some)
+        with pytest.raises(OSError, match="No space left"):
+            add(own, [("in", 0, 2)], 6, 1)
+    assert known(own) == {("in", 0, 1): 5, ("in", 0, 2): 6}
+    add(own, [("in", 0, 3)], 7, 1)
+    assert known(own) == {("in", 0, 1): 5, ("in", 0, 2): 6, ("in", 0, 3): 7}
+
+
 def test_of_an_id_that_is_there_twice_the_last_bucket_counts(folder: Path) -> None:
     own = empty()
     for bucket, ids in ((7, [1, 2]), (3, [1, 1, 3])):
