@@ -21,6 +21,13 @@ BROKER = "broker"
 LOAD = "load"
 _RELEASE = "release"
 _FORWARD = "forward"
+_WORKERS = "workers"
+_EXECUTORS = "executors"
+# The role of a process of a cluster, by a word of its command line. It is not a child of the driver.
+_ON_A_CLUSTER = {
+    "org.apache.spark.executor.CoarseGrainedExecutorBackend": _EXECUTORS,
+    "streaming.spark.worker_daemon": _WORKERS,
+}
 # All other processes of the machine, which disturb a measurement.
 _ELSE = "elsewhere"
 NOT_THE_JOB = (BROKER, LOAD)
@@ -48,8 +55,9 @@ class UsageWatch(Watch):
     """Samples the job's processes by role: `driver` (Python), `jvm`, `workers` (Python), `release`, `forward`.
 
     `pid` is the job's driver, or None without a job. The process `broker_pid` is the role `broker`. This process's own
-    tree is the role `load`, except release processes and forwarders that it has started. It is a thread, and a context
-    manager that starts and stops the thread.
+    tree is the role `load`, except processes that work for the job: release processes, forwarders, and the executors of
+    a cluster that it has started (`executors`, with Python `workers`). It is a thread, and a context manager that
+    starts and stops the thread.
     """
 
     def __init__(self, pid: int | None, broker_pid: int, orphans: Iterable[psutil.Process] = ()) -> None:
@@ -183,9 +191,17 @@ def _role_of(process: psutil.Process) -> str:
         is_java = process.name() == "java"
     except psutil.NoSuchProcess:
         is_java = False
-    return "jvm" if is_java else _own_role_of(process) or "workers"
+    return "jvm" if is_java else _own_role_of(process) or _WORKERS
 
 
 def _own_role_of(process: psutil.Process) -> str | None:
-    """Return the role of a release process, or of a forwarder; None for any other process."""
-    return _RELEASE if is_release(process) else _FORWARD if is_forwarder(process) else None
+    """Return the role of a release process, a forwarder, or a process of an executor; None for any other process."""
+    if is_release(process):
+        return _RELEASE
+    if is_forwarder(process):
+        return _FORWARD
+    try:
+        line = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+    return next((role for word, role in _ON_A_CLUSTER.items() if word in line), None)
