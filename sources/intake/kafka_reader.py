@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from sources.intake.accept import accept
+from sources.intake.accepted import Accepted
 from sources.intake.grouping import Grouping
 from sources.intake.request_grouping import RequestGrouping
 from sources.intake.stubs import COLUMNS
@@ -114,20 +115,42 @@ def accepting(
             records = left_to_batch(pa.Table.from_batches([read]), batch.taken)
             if records.num_rows:
                 accepted = accept(records, batch.settings, batch.clock_ms, batch.refusal)
-                for key, own, filling in grouping.divide(accepted.messages):
-                    yield _rows(key, [*_chunks(own), *[None] * filling])
-                for key, requests in request_grouping.divide(accepted):
-                    yield _rows(key, _chunks(requests))
-        for key, ids in request_grouping.ids():
-            yield _rows(key, _chunks(ids))
+                yield from _together(_groups(accepted, grouping, request_grouping))
+        yield from _together((key, _chunks(ids)) for key, ids in request_grouping.ids())
 
     return run
 
 
-def _chunks(rows: pa.Table) -> list[bytes]:
+def _groups(
+    accepted: Accepted, grouping: Grouping, request_grouping: RequestGrouping
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    """Yield the key of each group that takes some of the messages, and its chunks, with None for fillers."""
+    for key, own, filling in grouping.divide(accepted.messages):
+        yield key, [*_chunks(own), *[None] * filling]
+    for key, requests in request_grouping.divide(accepted):
+        yield key, _chunks(requests)
+
+
+def _chunks(rows: pa.Table) -> list[bytes | None]:
     return [encode_chunk(piece) for piece in split_by_bytes(rows, _CHUNK_BYTES)]
 
 
-def _rows(key: int, chunks: Sequence[bytes | None]) -> pa.RecordBatch:
-    rows = {"shard_key": [key] * len(chunks), "event_time": [None] * len(chunks), "chunk": chunks}
+def _together(groups: Iterable[tuple[int, list[bytes | None]]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of several groups in batches of about `_CHUNK_BYTES`. Spark pays for each batch."""
+    keys: list[int] = []
+    chunks: list[bytes | None] = []
+    nbytes = 0
+    for key, own in groups:
+        keys += [key] * len(own)
+        chunks += own
+        nbytes += sum(len(chunk) for chunk in own if chunk is not None)
+        if nbytes >= _CHUNK_BYTES:
+            yield _rows(keys, chunks)
+            keys, chunks, nbytes = [], [], 0
+    if keys:
+        yield _rows(keys, chunks)
+
+
+def _rows(keys: list[int], chunks: list[bytes | None]) -> pa.RecordBatch:
+    rows = {"shard_key": keys, "event_time": [None] * len(chunks), "chunk": chunks}
     return pa.RecordBatch.from_pydict(rows, schema=CHUNK_SCHEMA)

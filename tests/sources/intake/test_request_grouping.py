@@ -135,3 +135,20 @@ def test_with_more_shards_requests_do_not_become_more_bytes_and_an_id_takes_two_
         assert few_ids == many_ids == 0
     else:
         assert few_ids / 2 == many_ids / many < 2.5 * count
+
+
+@pytest.mark.parametrize(("value_bytes", "least", "most"), [(10, 1, 1), (200_000, 5, 64)])
+def test_the_rows_of_small_groups_come_together_and_large_ones_apart(value_bytes: int, least: int, most: int) -> None:
+    rows = [
+        {"key": b"%d" % offset, "offset": offset, "value": np.random.default_rng(offset).bytes(value_bytes)}
+        for offset in range(100)
+    ]
+    batches = list(accepting(lambda: running(64))(iter(records(rows).combine_chunks().to_batches())))
+    assert least <= len(batches) <= most
+    found = [
+        (key, decode_chunk(chunk).column("offset").to_pylist())
+        for batch in batches
+        for key, chunk in zip(batch.column("shard_key").to_pylist(), batch.column("chunk").to_pylist(), strict=True)
+    ]
+    assert len({key for key, _ in found}) > 16
+    assert sorted(offset for _, offsets in found for offset in offsets) == [*range(100)]
