@@ -27,6 +27,8 @@ WORKERS ?= 3
 # In the order in which tests/collection.py puts them: the longest first, one at a time. A worker that dies ends the run,
 # as a failure: pytest-xdist would wait for ever for the tests of the one that replaces it.
 PARALLEL := --numprocesses $(WORKERS) --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder
+# Tests of texts, which need no worker.
+TEXTS := tests/docs/test_pages.py tests/docs/test_messages.py
 # The job gives way by this much (`streaming/job/service.py`). Tests beside it must not have ten times its share of a core.
 NICE := nice -n 10
 
@@ -53,7 +55,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet tests/docs/test_pages.py tests/docs/test_messages.py
+	$(BIN)/pytest --quiet $(TEXTS)
 	.ci/commit-messages
 
 unit: $(STAMP)
@@ -64,19 +66,19 @@ test: $(STAMP)
 	$(BIN)/pytest $(ARGS)
 else
 test: check
-	$(NICE) $(BIN)/pytest $(PARALLEL) -m "not soak and not thorough"
+	$(NICE) $(BIN)/pytest $(PARALLEL) $(TEXTS:%=--ignore %) -m "not soak and not thorough"
 endif
 
 test-all: check
-	$(NICE) $(BIN)/pytest $(PARALLEL) -m "not soak"
+	EXAMPLES=all $(NICE) $(BIN)/pytest $(PARALLEL) $(TEXTS:%=--ignore %) -m "not soak"
 
 soak: $(STAMP)
-	$(BIN)/pytest -m soak $(ARGS)
+	EXAMPLES=all $(BIN)/pytest -m soak $(ARGS)
 	$(BIN)/python -m benchmarks endurance
 
 coverage: $(STAMP)
 	rm -rf .coverage && mkdir .coverage
-	$(NICE) $(BIN)/coverage run -m pytest $(PARALLEL) -m "not soak" $(ARGS)
+	EXAMPLES=all $(NICE) $(BIN)/coverage run -m pytest $(PARALLEL) -m "not soak" $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report

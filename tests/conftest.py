@@ -26,9 +26,12 @@ from tests.eventually import assert_eventually
 from tests.frame_proxy import FrameProxy
 from tests.quick_java import QUICK_JAVA, quick_broker
 from tests.small_disk import CannotMount, SmallDisk
+from tests.thorough import examples
 
 # On a busy machine, an example may take long to generate and to run.
-hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.register_profile(
+    "any machine", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis_settings.load_profile("any machine")
 
 # A container often sets this. Then each process of each service would compile the project's code again.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from state.chunk_merge import merge
 from state.order import OrderKey, in_order
 from tests.messages import messages
+from tests.thorough import examples
 
 KEY = st.builds(OrderKey, st.integers(0, 6), st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 40))
 # Each chunk is in order, and no message is in two.
@@ -34,7 +35,7 @@ def keyed(chunks: list[list[Any]]) -> Iterator[tuple[OrderKey, pa.Table]]:
 
 
 @given(CHUNKS)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_message_is_emitted_once_and_in_order(chunks: list[list[Any]]) -> None:
     pieces = list(merge(keyed(chunks), piece_bytes=1))
     assert all(piece.num_rows for piece in pieces)

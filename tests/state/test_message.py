@@ -10,10 +10,11 @@ from state.message import decode_chunk, empty_messages, encode_chunk, split_by_b
 from state.order import in_order
 from tests.message_rows import ROWS
 from tests.messages import messages
+from tests.thorough import examples
 
 
 @given(ROWS, st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_chunk_is_decoded_as_it_was_encoded(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     start, length = data.draw(st.integers(0, len(rows))), data.draw(st.integers(0, len(rows)))
     table = messages(rows).slice(start, length)
@@ -32,7 +33,7 @@ def test_a_chunk_may_be_empty() -> None:
 
 
 @given(ROWS, st.integers(0, 30))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_order_is_by_due_time_then_topic_partition_and_offset(rows: list[dict[str, Any]], middle: int) -> None:
     table = messages(rows)
     chunked = pa.concat_tables([table.slice(0, middle), table.slice(middle)])
@@ -53,7 +54,7 @@ def test_large_offsets_are_ordered_as_numbers() -> None:
 
 
 @given(ROWS, st.integers(1, 3000))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_pieces_are_consecutive_and_none_is_empty(rows: list[dict[str, Any]], max_bytes: int) -> None:
     table = messages(rows)
     pieces = split_by_bytes(table, max_bytes)

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from state.shards import shards_of
 from tests.messages import MESSAGE, messages
+from tests.thorough import examples
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 20)), min_size=1, max_size=20),
     st.integers(1, 8),
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_an_output_partition_has_one_shard_whatever_else_is_in_the_table(
     outputs: list[tuple[str, int]], shards: int
 ) -> None:

@@ -28,6 +28,7 @@ from state.order import OrderKey
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
+from tests.thorough import examples
 
 _NUMBER = st.integers(0, 2**62)
 _TEXT = st.text(max_size=20)
@@ -47,7 +48,7 @@ _POSITION = Position(
 
 
 @given(_POSITIONS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_position_is_read_as_it_was_written(position: Position) -> None:
     assert Position.from_bytes(position.to_bytes()) == position
 

@@ -14,6 +14,7 @@ from state.message import decode_chunk
 from state.order import OrderKey, in_order, keys_of
 from tests.message_rows import ROWS
 from tests.messages import messages
+from tests.thorough import examples
 
 _SUMMARY: dict[str, Any] = {
     "format": 2,
@@ -27,7 +28,7 @@ _SUMMARY: dict[str, Any] = {
 
 
 @given(ROWS.filter(bool))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_chunk_is_read_as_it_was_written_and_its_summary_describes_it(rows: list[dict[str, Any]]) -> None:
     table = in_order(messages(rows)).combine_chunks()
     value, headers = chunk_record(table)

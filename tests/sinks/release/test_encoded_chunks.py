@@ -14,6 +14,7 @@ from sinks.release.encoded_chunks import Chunk, EncodedChunks, PayloadMissing
 from state.order import OrderKey, key_of
 from tests.messages import messages
 from tests.sinks.release.accounts import check_chunks
+from tests.thorough import examples
 
 _STEPS = st.lists(
     st.tuples(
@@ -45,7 +46,7 @@ def dropped(own: Sequence[Chunk]) -> list[int]:
     return [at for at, each in enumerate(own) if each.payload is None]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(steps=_STEPS)
 def test_each_chunk_is_where_it_was_put_and_counts_as_long_as_it_is_there(steps: list[tuple[str, Log, int]]) -> None:
     chunks, ends = EncodedChunks(), dict.fromkeys(Log, 0)

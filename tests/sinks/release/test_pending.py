@@ -23,6 +23,7 @@ from sinks.release.room import Limits
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 from tests.sinks.release.accounts import check_accounts
+from tests.thorough import examples
 
 # The due times and output topics of a chunk's messages, its log, and how many offsets are between it and the one before
 # there.
@@ -180,7 +181,7 @@ class _Release:
                 self.seen += keys_of(batch)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(chunks=_CHUNKS, steps=_STEPS, limits=_LIMITS)
 def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
     chunks: list[tuple[list[tuple[int, str]], Log, int]], steps: list[tuple[str, int, int]], limits: Limits

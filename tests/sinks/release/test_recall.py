@@ -32,6 +32,7 @@ from state.message import decode_chunk
 from state.order import in_order
 from tests.messages import messages
 from tests.sinks.release.accounts import check_accounts
+from tests.thorough import examples
 
 
 def _replaces(offset: int) -> bool:
@@ -230,7 +231,7 @@ class _Shard:
             self.commit()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(chunks=st.lists(_CHUNK, min_size=1, max_size=14), steps=_STEPS, limits=_LIMITS, shards=st.integers(1, 2))
 def test_each_request_gets_one_answer_which_agrees_with_what_happens(
     chunks: list[tuple[str, list[int]]], steps: list[tuple[str, int, int]], limits: Limits, shards: int

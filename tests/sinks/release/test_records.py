@@ -14,6 +14,7 @@ from sinks.release.records import OVERDUE_MS, Record, records
 from sinks.release.wall_clock import now_ms
 from state.message import decode_chunk, encode_chunk
 from tests.messages import headers, messages
+from tests.thorough import examples
 
 PAIRS = st.lists(
     st.tuples(st.sampled_from(["a", "b", "ö", ""]), st.sampled_from([None, b"", b"\x00", b"\xff1"])),
@@ -46,7 +47,7 @@ def expected(row: dict[str, Any]) -> Record:
 
 
 @given(ROWS, st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_slice_of_messages_gives_exactly_its_records_in_order(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sources.intake.accept import accept
 from state.message import HEADERS
 from tests.messages import RECORD_SCHEMA, headers, records, some_batch_settings
+from tests.thorough import examples
 
 CLOCK_MS = 1_798_000_000_000
 BATCH_SETTINGS = some_batch_settings(allowed_outputs=("orders", "new-*"))
@@ -47,7 +48,7 @@ ROWS = st.lists(ROW, max_size=20)
 
 
 @given(ROWS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_table_gives_the_same_messages_as_its_records_one_by_one(rows: list[dict[str, Any]]) -> None:
     whole = accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages
     assert whole.to_pylist() == [
@@ -56,7 +57,7 @@ def test_a_table_gives_the_same_messages_as_its_records_one_by_one(rows: list[di
 
 
 @given(ROWS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_no_record_is_lost_or_moved_and_a_replay_gives_the_same(rows: list[dict[str, Any]]) -> None:
     accepted = accept(records(rows), BATCH_SETTINGS, CLOCK_MS).messages
     input_columns = ["key", "value", "headers", "topic", "partition", "offset"]
@@ -65,7 +66,7 @@ def test_no_record_is_lost_or_moved_and_a_replay_gives_the_same(rows: list[dict[
 
 
 @given(ROWS, st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_slices_and_chunked_tables_give_the_messages_of_their_rows(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -16,6 +16,7 @@ from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLA
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, FROM_HEADER, NAME_HEADER
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
+from tests.thorough import examples
 
 CLOCK_MS = 1_798_000_000_000
 RESULTS, EXPIRY_HEADER = "delayline-results", "ce_expirytime"
@@ -49,7 +50,7 @@ def accepted(settings: BatchSettings, *pairs: tuple[str, bytes | None], **record
     st.lists(st.booleans(), min_size=1, max_size=30),
     st.sampled_from([b"10s", b"1", b"orders", b"delayline-in/0/1", None]),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_name_in_another_case_is_refused_by_the_name_that_was_meant(
     name: str, is_upper: list[bool], value: bytes | None
 ) -> None:

@@ -31,6 +31,7 @@ from state.names import (
 )
 from state.stub import STUB_HEADER
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
+from tests.thorough import examples
 
 CLOCK_MS = 1_798_000_000_000
 DAY_MS = 86_400_000
@@ -142,7 +143,7 @@ def _ids(table: pa.Table) -> list[tuple[Any, ...]]:
     ),
 )  # fmt: skip
 @given(_RECORDS, _BATCH_SETTINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_record_becomes_one_message_ask_or_dead_letter(
     rows: list[dict[str, Any]], batch_settings: BatchSettings
 ) -> None:
@@ -176,7 +177,7 @@ def _check(row: dict[str, Any], batch_settings: BatchSettings) -> None:
 
 
 @given(st.sampled_from(_KNOWN), st.sampled_from(_LONG), st.sampled_from(PRESETS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_header_of_600_kb_and_more_is_read_in_linear_time(name: str, value: bytes, preset: str) -> None:
     policy = DelayPolicy(expiry_header=EXPIRY_HEADER, names=FROM_HEADER)
     batch_settings = some_batch_settings(

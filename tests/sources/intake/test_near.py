@@ -12,6 +12,7 @@ from sources.intake.accept import accept
 from sources.intake.near import accept_near
 from state.checkpoint.batch_settings import DelayPolicy
 from tests.messages import headers, records, some_batch_settings
+from tests.thorough import examples
 
 CLOCK_MS = 1_798_000_000_000
 HORIZON_MS = 60_000
@@ -58,7 +59,7 @@ def numbered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(st.lists(ROW, max_size=12))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_forwarder_takes_just_the_plain_messages_that_a_batch_would_hand_over_soon(
     rows: list[dict[str, Any]],
 ) -> None:

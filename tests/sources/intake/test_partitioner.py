@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from sources.intake.partitioner import murmur2, partitions_for
+from tests.thorough import examples
 
 # From Kafka's own UtilsTest.
 VECTORS = {
@@ -26,13 +27,13 @@ def test_hashes_are_those_of_kafkas_own_tests() -> None:
 
 
 @given(KEYS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_column_of_any_keys_is_hashed_as_the_client_hashes_each(keys: list[bytes]) -> None:
     assert murmur2(pa.array(keys, pa.binary())).tolist() == [kafka_murmur2(key) for key in keys]
 
 
 @given(KEYS, st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_slice_gives_the_hashes_of_its_own_keys(keys: list[bytes], data: st.DataObject) -> None:
     start, length = data.draw(st.integers(0, len(keys))), data.draw(st.integers(0, len(keys)))
     part = pa.array(keys, pa.binary()).slice(start, length)
@@ -51,7 +52,7 @@ def test_keys_hashed_in_parts_have_the_same_hashes() -> None:
         max_size=30,
     )
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_key_chooses_the_partition_and_without_one_the_input_partition_does(
     rows: list[tuple[bytes | None, int, int]],
 ) -> None:

@@ -17,6 +17,7 @@ from sources.intake.schedule import (
     parse_deliver_at,
     parse_deliver_to,
 )
+from tests.thorough import examples
 
 ROCKETMQ = LevelSettings().delays
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -63,7 +64,7 @@ def test_a_part_of_a_millisecond_is_rounded_up_so_that_nothing_is_early(fraction
 
 
 @given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=OFFSETS))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_deliver_at_is_never_before_the_written_instant_and_less_than_1_ms_after_it(
     instant: datetime,
 ) -> None:
@@ -212,7 +213,7 @@ def test_a_value_that_cannot_be_a_topic_is_refused(value: bytes | None) -> None:
     st.one_of(st.binary(min_size=1, max_size=40), st.text(min_size=1, max_size=30).map(str.encode)),
     st.sampled_from([1, 30, 500, 100_000]),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_an_error_quotes_little_of_a_value_however_long_that_is(parse: Any, value: bytes, times: int) -> None:
     try:
         parse(value * times)
@@ -222,7 +223,7 @@ def test_an_error_quotes_little_of_a_value_however_long_that_is(parse: Any, valu
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=30).map(lambda text: text.encode("utf-8"))))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_bytes_give_a_number_or_a_rejection_with_its_code(value: bytes) -> None:
     for parse in (parse_deliver_at, parse_deliver_after, parse_delay_level):
         try:

@@ -20,6 +20,7 @@ from sources.subscriber import Received
 from state.message import LAST_MS
 from state.stub import MOST_STUB_BYTES, STUB_HEADER, Stub, read_stub
 from tests.messages import headers, records, some_batch_settings
+from tests.thorough import examples
 
 CLOCK_MS = 1_798_000_000_000
 # A message may have 10,000 bytes, and a dead letter 20,000.
@@ -181,7 +182,7 @@ def seems_a_stub(row: dict[str, Any]) -> bool:
 
 
 @given(ROWS)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_whatever_the_records_are_each_comes_out_whole_or_as_a_stub_with_a_short_error(
     rows: list[dict[str, Any]],
 ) -> None:

@@ -19,6 +19,7 @@ from state.buckets.id_rows import ID_ROW_SCHEMA
 from state.kinds import REQUEST
 from state.order import in_order
 from tests.messages import KEYED_SCHEMA, keyed_rows, messages
+from tests.thorough import examples
 
 TOPIC = "delayline-in"
 END_MS = 1_000
@@ -97,7 +98,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @given(st.data(), WAITING, st.integers(1, 4), st.integers(0, 6), DUE, st.one_of(DUE, st.just(END_MS + 1)))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_message_is_left_out_if_a_batch_has_cancelled_it_in_its_bucket_or_a_later_one(
     data: Any, waiting: list[Waiting], chunk: int, until_bucket: int, one_ms: int, other_ms: int
 ) -> None:

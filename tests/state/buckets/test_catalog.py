@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.segments import Segment
+from tests.thorough import examples
 
 
 def segment(bucket: int, number: int, start_ms: int, length_ms: int, part: str = "") -> Segment:
@@ -57,7 +58,7 @@ def in_start_order(segments: Any) -> list[tuple[int, int, int]]:
 
 
 @given(STEPS)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_over_any_steps_the_catalog_answers_as_a_list_does(steps: list[tuple[str, Any]]) -> None:
     catalog, model = SegmentCatalog(), list[Segment]()
     for action, subject in steps:

@@ -23,6 +23,7 @@ from state.message import decode_chunk
 from state.order import in_order
 from state.shards import by_shard
 from tests.messages import placed, some_batch_settings, with_cancelled
+from tests.thorough import examples
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 DAY_MS = 24 * 3_600_000
@@ -177,7 +178,7 @@ def stored(buckets: list[pa.Table]) -> tuple[list[Segment], pa.Table]:
 
 @pytest.mark.usefixtures("small_slices")
 @given(st.lists(BUCKET, min_size=1, max_size=5), DUE, st.sets(st.integers(0, 40)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_merged_slice_by_slice_each_waiting_message_is_in_one_segment_in_order_and_indexed_but_for_cancelled_ones(
     buckets: list[Any], start_ms: int, cancelled: set[int]
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.buckets.merge import choose, most_buckets
+from tests.thorough import examples
 
 
 def chosen(*sizes: int, fan_in: int = 4) -> list[int]:
@@ -102,7 +103,7 @@ def test_over_any_seals_the_number_of_buckets_grows_with_the_logarithm_of_their_
 
 
 @given(st.lists(st.integers(0, 2**20), max_size=200), st.integers(2, 20))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_over_any_short_run_of_seals_adjacent_buckets_are_merged_and_few_wait(sizes: list[int], fan_in: int) -> None:
     storage, total = Storage(fan_in), 0
     for size in sizes:

@@ -15,6 +15,7 @@ from state.buckets.mutable import BucketAdvance, advance
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ids_of
 from tests.messages import messages, some_batch_settings
+from tests.thorough import examples
 
 ARRIVAL = st.fixed_dictionaries(
     {
@@ -59,7 +60,7 @@ def _position(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @given(BATCH_SETTINGS, BATCHES)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_over_any_batches_the_bucket_behaves_like_a_sorted_list(batch_settings: Any, batches: list[Any]) -> None:
     model, kept, cutoff_ms = Model(), empty_messages(), 0
     for further_ms, chunks in batches:

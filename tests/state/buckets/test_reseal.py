@@ -18,6 +18,7 @@ from state.message import decode_chunk
 from state.order import ORDER, in_order
 from state.shards import by_shard
 from tests.messages import messages, some_batch_settings
+from tests.thorough import examples
 
 BUCKET = 7
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=150)
@@ -33,7 +34,7 @@ def rows_of(tables: Iterable[pa.Table], shards: int) -> list[pa.RecordBatch]:
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=400), max_size=5), st.integers(1, 3)
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_what_is_left_becomes_the_segments_that_it_would_be_sealed_in_at_once(
     tables: list[list[tuple[int, int]]], shards: int
 ) -> None:

@@ -12,6 +12,7 @@ from state.buckets.segments import ANY_SHARD, Segment, SegmentCutter, cut, row_b
 from state.order import in_order
 from state.stub import HEADER_BYTES
 from tests.messages import headers, messages, some_batch_settings
+from tests.thorough import examples
 
 YEAR_MS = 366 * 24 * 3_600_000
 FIRST_MS = 1_798_000_000_000
@@ -40,7 +41,7 @@ def cut_all(sealed: pa.Table, batch_settings: Any) -> list[tuple[Segment, pa.Tab
 
 
 @given(SEALED, BATCH_SETTINGS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, batch_settings: Any) -> None:
     segments = cut_all(sealed, batch_settings)
     assert [row for _, rows in segments for row in rows.to_pylist()] == sealed.to_pylist()
@@ -51,7 +52,7 @@ def test_segments_cover_every_message_in_order_and_once(sealed: pa.Table, batch_
 
 
 @given(SEALED, BATCH_SETTINGS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_no_segment_exceeds_a_limit(sealed: pa.Table, batch_settings: Any) -> None:
     for segment, rows in cut_all(sealed, batch_settings):
         assert 1 <= rows.num_rows <= batch_settings.segment_max_messages
@@ -59,7 +60,7 @@ def test_no_segment_exceeds_a_limit(sealed: pa.Table, batch_settings: Any) -> No
 
 
 @given(SEALED, BATCH_SETTINGS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_segment_ends_only_where_a_limit_ends_it_however_far_apart_messages_are_due(
     sealed: pa.Table, batch_settings: Any
 ) -> None:
@@ -70,7 +71,7 @@ def test_a_segment_ends_only_where_a_limit_ends_it_however_far_apart_messages_ar
 
 
 @given(SEALED, BATCH_SETTINGS, st.lists(st.integers(1, 15), max_size=8))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_messages_that_come_in_pieces_are_cut_as_if_they_came_at_once(
     sealed: pa.Table, batch_settings: Any, lengths: list[int]
 ) -> None:
@@ -87,7 +88,7 @@ def test_messages_that_come_in_pieces_are_cut_as_if_they_came_at_once(
 
 
 @given(SEALED, BATCH_SETTINGS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_metadata_matches_the_messages(sealed: pa.Table, batch_settings: Any) -> None:
     for segment, rows in cut_all(sealed, batch_settings):
         due = rows.column("deliver_at_ms").to_pylist()

@@ -17,6 +17,7 @@ from state.buckets.table_rows import CHUNK_MESSAGES, STORED_SCHEMA, described_se
 from state.message import decode_chunk, encode_chunk
 from state.order import in_order
 from tests.messages import headers, messages, some_batch_settings
+from tests.thorough import examples
 
 BITS = 11
 DAY_MS = 24 * 3_600_000
@@ -180,7 +181,7 @@ def test_a_sparse_segment_has_hundreds_of_messages_in_a_slot(span_ms: int) -> No
     st.lists(st.one_of(st.integers(0, 60_000), st.integers(0, 366 * DAY_MS)), min_size=1, max_size=300),
     st.integers(0, 31),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_slots_are_as_short_as_the_setting_allows_and_no_more_than_the_messages_pay_for(
     dues: list[int], setting: int
 ) -> None:

@@ -15,6 +15,7 @@ from state.message import decode_chunk
 from state.order import in_order
 from state.shards import shards_of
 from tests.messages import messages, placed, some_batch_settings, with_cancelled
+from tests.thorough import examples
 
 KEY = ["deliver_at_ms", "topic", "partition", "offset"]
 MINUTE_MS = 60_000
@@ -40,7 +41,7 @@ def stored_chunks(buckets: list[pa.Table]) -> list[pa.RecordBatch]:
 
 
 @given(st.lists(BUCKET, min_size=1, max_size=5), DUE, DUE, st.integers(1, 4), st.sets(st.integers(0, 40)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_window_has_each_message_of_its_range_once_under_its_current_shard_but_for_cancelled_ones(
     buckets: list[Any], one: int, other: int, shards: int, cancelled: set[int]
 ) -> None:

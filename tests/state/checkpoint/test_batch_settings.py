@@ -14,6 +14,7 @@ from conf.sections import HeaderSettings
 from state.checkpoint.batch_settings import DelayPolicy, SettingsHistory, batch_settings_from
 from state.checkpoint.origin import CheckpointOrigin
 from tests.messages import some_batch_settings
+from tests.thorough import examples
 
 OLD, NEW, NEWEST = (some_batch_settings(group_bytes=ms) for ms in (1, 2, 3))
 
@@ -116,7 +117,7 @@ def test_settings_that_no_batch_can_need_are_dropped() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([OLD, NEW, NEWEST])), min_size=1, max_size=12))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_over_many_starts_each_batch_has_the_settings_that_it_first_ran_with(starts: list[Any]) -> None:
     history, ran = SettingsHistory(()), dict[int, object]()
     for batches, batch_settings in starts:

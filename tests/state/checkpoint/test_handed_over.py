@@ -19,6 +19,7 @@ from state.checkpoint.progress import BatchSpan, Progress, committed_messages
 from state.order import ORDER, OrderKey
 from state.shards import shards_of
 from tests.messages import messages
+from tests.thorough import examples
 
 Row = dict[str, Any]
 
@@ -202,7 +203,7 @@ SEEDS = st.integers(0, 10**9)
 
 @pytest.mark.parametrize("loses", [0.0, 0.5])
 @given(SEEDS, st.integers(0, 12), st.integers(0, 12), st.integers(1, 4), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_markers_determine_exactly_which_messages_are_delivered(
     loses: float, seed: int, before: int, after: int, shards: int, finished: bool
 ) -> None:
@@ -230,7 +231,7 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
 
 @pytest.mark.parametrize(("cancels", "loses"), [(0.0, 0.0), (0.3, 0.0), (0.9, 0.0), (0.3, 0.4)])
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.booleans()), min_size=1, max_size=4))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message_and_deliver_none_that_is_cancelled(
     cancels: float, loses: float, seed: int, checkpoints: list[tuple[int, int, bool]]
 ) -> None:

@@ -15,6 +15,7 @@ from conf.errors import CheckpointMismatch, FormatMismatch
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Progress, committed_messages, occurrences_from
 from state.order import OrderKey
+from tests.thorough import examples
 
 NUMBER = st.integers(0, 2**62)
 TEXT = st.text(max_size=20)
@@ -47,7 +48,7 @@ MARKER = Progress(BatchSpan(ORIGIN, 7, 10, 20, {"in": {"0": 5}}, {"in": {"0": 9}
 
 
 @given(MARKERS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_marker_is_read_as_it_was_written(marker: Progress) -> None:
     assert Progress.from_bytes(marker.to_bytes()) == marker
 
@@ -68,7 +69,7 @@ def test_a_batch_reads_the_partitions_whose_end_is_not_their_start() -> None:
 
 
 @given(ORIGINS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_an_origin_is_read_as_it_was_written(origin: CheckpointOrigin) -> None:
     assert CheckpointOrigin.from_json(origin.to_json()) == origin
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conf.errors import BucketUnreadable
 from state.index import due_counts
 from state.index.due_counts import Bounds, DueCounts, TimeSlot
+from tests.thorough import examples
 
 BITS = 4
 SLOT_MS = 1 << BITS
@@ -33,7 +34,7 @@ def instants(dues_ms: list[int]) -> np.ndarray:
 
 
 @given(STEPS, INSTANT, INSTANT, st.sampled_from([0, 4096]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_counts_and_bounds_are_those_of_the_due_times(
     steps: list[tuple[str, Any]], start_ms: int, end_ms: int, most_unordered: int
 ) -> None:

@@ -17,6 +17,7 @@ from state.index import message_index, source_pages
 from state.index.due_counts import Bounds, TimeSlot
 from state.index.message_index import MessageIndex, index_entries, offsets_by_source
 from tests.messages import messages
+from tests.thorough import examples
 
 BITS = 4
 SLOT_MS = 1 << BITS
@@ -76,7 +77,7 @@ def slot_of(due_ms: int) -> TimeSlot:
 
 
 @given(STEPS, LIMITS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_over_any_steps_the_index_answers_as_a_dict_does(
     steps: list[tuple[str | int, Any]], most: tuple[int, int, int]
 ) -> None:
@@ -129,7 +130,7 @@ def assert_same(index: MessageIndex, model: dict[Id, int], seen: set[Id]) -> Non
 
 
 @given(ROWS)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_entries_name_every_id_once_by_slot_and_source(rows: list[tuple[str, int, int, int]]) -> None:
     rows = distinct(rows)
     entries: list[Any] = entries_of(rows)

@@ -12,6 +12,7 @@ from conf.errors import ZoneMissing
 from state.repeats.rule import Rule, _comes, parse_rule
 from state.repeats.zones import zone_named, zone_names
 from streaming.judge.schedules import instants_of
+from tests.thorough import examples
 
 HOUR_MS = 3_600_000
 # Around a change of the clock, in UTC; and leap days.
@@ -53,7 +54,7 @@ def shown(rule: Rule, start: str, count: int) -> list[str]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(PLACES), MINUTES, HOURS, DAYS, MONTHS, WEEKDAYS, st.integers(0, 12 * 3_600))
 def test_instants_are_those_that_the_judge_finds_minute_by_minute(
     place: tuple[str, str], minute: str, hour: str, day: str, month: str, weekday: str, before_s: int

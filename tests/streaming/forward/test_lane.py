@@ -10,6 +10,7 @@ from pyroaring import BitMap64
 from state.claims import NO_EPOCH, Claim
 from state.decided import Claims
 from streaming.forward.lane import CLAIM_EVERY_S, MOST_BEHIND, MOST_BEHIND_S, URGENT_S, Lane, may_wait_s
+from tests.thorough import examples
 
 A, B = ("in", 0), ("in", 3)
 IDS = {"in": "id", "other": "o"}
@@ -160,7 +161,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=30))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_claims_of_any_owners_decide_each_offset_once(steps: list[tuple[object, ...]]) -> None:
     own, claims, taken = lane(), [FIRST], {A: set[int](), B: set[int]()}
     pending: dict[tuple[str, int], set[int]] = {A: set(), B: set()}

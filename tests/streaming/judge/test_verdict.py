@@ -17,6 +17,7 @@ from streaming.judge.contract import Environment, Fault
 from streaming.judge.record import ANY_ERROR, Published, Received
 from streaming.judge.verdict import Verdict, judge
 from tests.streaming.judge.runs import PARTITIONS, Run, numbered, record_of, runs
+from tests.thorough import examples
 
 Plant = Callable[[Run, int], list[Received]]
 
@@ -86,7 +87,7 @@ _ANYWHERE: list[tuple[Fault, Plant]] = [
 
 
 @pytest.mark.parametrize(("fault", "plant"), _ANYWHERE)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(run=runs(), data=st.data())
 def test_a_fault_planted_in_any_record_is_found_as_that_fault_only(
     fault: Fault, plant: Plant, run: Run, data: st.DataObject
@@ -118,7 +119,7 @@ _DELIVERED: list[tuple[Fault, Plant]] = [
 
 
 @pytest.mark.parametrize(("fault", "plant"), _DELIVERED)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(run=runs(), data=st.data())
 def test_a_fault_planted_in_a_delivered_record_is_found_as_that_fault_only(
     fault: Fault, plant: Plant, run: Run, data: st.DataObject

@@ -33,6 +33,7 @@ from streaming.operations.moved import Moved
 from streaming.operations.rest import Rest
 from streaming.operations.schedules import Superseded, lacks_following
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
+from tests.thorough import examples
 
 SECOND = 1_000
 START_MS = 1_798_000_000_000
@@ -230,7 +231,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.takes(30)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.sampled_from([1, 200, 10**6]), st.none() | st.integers(1, 20))
 def test_one_occurrence_waits_after_each_rebuild(
     steps: list[tuple[int, int, int | None, bool]], group_bytes: int, most: int | None
@@ -251,7 +252,7 @@ def test_one_occurrence_waits_after_each_rebuild(
 
 
 @pytest.mark.takes(30)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(STEPS, STEPS, st.sampled_from([1, 200, 10**6]), st.none() | st.integers(1, 20))
 def test_schedules_go_on_after_a_restore_of_an_older_table(
     before: list[tuple[int, int, int | None, bool]],
