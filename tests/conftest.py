@@ -1,8 +1,9 @@
-"""Fixtures that several test folders share: a real broker, new topics, and settings for them."""
+"""Fixtures that several test folders share: a real broker, new topics, settings for them, and a new table."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import uuid
@@ -15,11 +16,14 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from kafka.admin import KafkaAdminClient
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.java.command import java_command
 from conf.load import load_settings
 from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
 from sinks.topics.topics import ensure_topics
+from state.buckets.table_rows import STORED_SCHEMA
 from streaming.local.broker import EmbeddedBroker
 from streaming.spark.session import open_session
 from tests.eventually import assert_eventually
@@ -125,11 +129,34 @@ def configure(broker: EmbeddedBroker) -> Configure:
 
 @pytest.fixture(scope="session")
 def spark(java: str) -> Iterator[SparkSession]:
-    """A Spark session with the job's default settings, except that queries are not compiled, which takes long."""
-    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    session = open_session(Settings(), {"spark.driver.extraJavaOptions": QUICK_JAVA, **interpreted})
+    """A Spark session with the job's default settings, but what takes long.
+
+    Queries are not compiled, and one task reads Delta's log.
+    """
+    quick = {
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+    session = open_session(Settings(), quick)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def empty_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an empty table, to be copied: to create one costs as much as a test that looks at it."""
+    path = tmp_path_factory.mktemp("empty") / "buckets"
+    BucketTable(spark, str(path)).create(from_arrow_schema(STORED_SCHEMA))
+    return path
+
+
+@pytest.fixture
+def store(spark: SparkSession, empty_table: Path, tmp_path: Path) -> BucketTable:
+    """An empty table of sealed buckets."""
+    shutil.copytree(empty_table, tmp_path / "buckets")
+    return BucketTable(spark, str(tmp_path / "buckets"))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.errors import BucketUnreadable
 from conf.setting_types import DAY
 from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import ensure_topics
 from state.buckets.operator import SHARD_OUTPUT_SCHEMA
@@ -40,7 +41,7 @@ def _log(settings: Settings, checkpoint: Path, planned: int, committed: int) -> 
 
 
 def test_a_storage_that_fails_while_a_topic_that_was_created_again_is_begun_is_named(
-    spark: SparkSession, make_settings: MakeSettings, tmp_path: Path
+    spark: SparkSession, make_settings: MakeSettings, store: BucketTable, tmp_path: Path
 ) -> None:
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings, 1)
@@ -58,7 +59,11 @@ def test_a_storage_that_fails_while_a_topic_that_was_created_again_is_begun_is_n
 
 
 def test_no_merge_begins_beside_a_batch_that_is_finished_alone(
-    spark: SparkSession, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    make_settings: MakeSettings,
+    store: BucketTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The runner after it would give its merges the same names, and would delete what these have left."""
     settings = make_settings(f"storage.path={tmp_path}", f"bucket.fan_in={_FAN_IN}")
@@ -78,9 +83,9 @@ def test_no_merge_begins_beside_a_batch_that_is_finished_alone(
         state = recover(spark, settings, fresh=False, lease=lease)
         for number in range(_FAN_IN):
             due_ms = now_ms() + DAY
-            seal_messages(state.store, number, [{"deliver_at_ms": due_ms}], state.settings_history.newest)
+            seal_messages(store, number, [{"deliver_at_ms": due_ms}], state.settings_history.newest)
         _log(settings, tmp_path / "checkpoint", planned=_FAN_IN, committed=_FAN_IN - 1)
-        before = state.store.version()
+        before = store.version()
         finish_planned(spark, settings, state.checkpoint, lease)
         assert ran == [_FAN_IN]
-        assert state.store.version() == before
+        assert store.version() == before

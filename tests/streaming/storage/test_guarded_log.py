@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ def storage(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(spark: SparkSession, storage: Path) -> BucketTable:
+def store(spark: SparkSession, empty_table: Path, storage: Path) -> BucketTable:
     """A table with one sealed bucket."""
+    shutil.copytree(empty_table, storage / "buckets")
     table = BucketTable(spark, str(storage / "buckets"))
-    table.create(from_arrow_schema(STORED_SCHEMA))
     seal(table, 0)
     return table
 
