@@ -10,6 +10,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def _rfc_3339(at_ms: int) -> bytes:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()
 
 
+@pytest.mark.thorough
 def test_the_job_goes_on_whatever_the_input_holds_and_each_record_comes_out(
     application: Application, make_service: MakeService, configure: Configure
 ) -> None:

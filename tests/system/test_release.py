@@ -114,6 +114,7 @@ def test_release_processes_share_the_shards_and_take_over_from_one_that_dies_or_
     assert first.process.wait(20) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(40)
 def test_a_job_whose_processes_all_get_sigterm_finishes_its_batch_and_ends_without_a_warning(
     application: Application, make_service: MakeService

@@ -70,6 +70,7 @@ def _wait_until_idle(ledger: Ledger) -> None:
         time.sleep(2)
 
 
+@pytest.mark.thorough
 def test_before_the_first_batch_status_counts_the_unread_input(
     application: Application, make_service: MakeService
 ) -> None:

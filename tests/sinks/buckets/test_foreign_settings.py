@@ -28,7 +28,6 @@ from streaming.storage.failures import storage_failure, text_of
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import sealed_rows, written_late
-from tests.thorough import some_thorough
 
 BATCH_SETTINGS = some_batch_settings(segment_max_messages=1)
 FAN_IN = 2
@@ -118,9 +117,10 @@ def test_the_table_is_written_and_read_alike_whatever_a_cluster_sets_for_all_tab
     assert store.newest_of("checkpoint") == FAN_IN - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "folder",
-    some_thorough(["part=7/buckets", "part=chunks-1/x/buckets", "buckets"], always=["part=chunks-1/x/buckets"]),
+    ["part=7/buckets", "part=chunks-1/x/buckets", "buckets"],
 )
 def test_delta_partitions_are_read_from_the_log_whatever_the_paths_of_files_are(
     spark: SparkSession, tmp_path: Path, folder: str

@@ -7,23 +7,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import ApplicationHeld
 from sinks.buckets.bucket_table import BucketTable
-from state.buckets.table_rows import STORED_SCHEMA
 from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import sealed_rows, written_late
 
 _TAKEN = "another process took over from checkpoint old while batch 5 was being sealed"
-
-
-@pytest.fixture
-def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
-    bucket_table = BucketTable(spark, str(tmp_path / "buckets"))
-    bucket_table.create(from_arrow_schema(STORED_SCHEMA))
-    return bucket_table
 
 
 def append(store: BucketTable, writer_id: str, number: int) -> None:
@@ -75,6 +66,7 @@ def test_a_fence_is_not_taken_for_a_batch(store: BucketTable) -> None:
     assert store.version() == version
 
 
+@pytest.mark.thorough
 def test_a_fence_knows_the_newest_batch_of_a_writer_that_appends_meanwhile(store: BucketTable) -> None:
     def append_until_fenced() -> None:
         for number in range(1000):
@@ -92,6 +84,7 @@ def test_a_fence_knows_the_newest_batch_of_a_writer_that_appends_meanwhile(store
     assert buckets(store) == list(range(newest + 1))
 
 
+@pytest.mark.thorough
 def test_a_driver_that_seals_a_batch_after_another_has_sealed_later_ones_finds_out(store: BucketTable) -> None:
     append(store, "old", 5)
     append(store, "old", 5)

@@ -168,6 +168,8 @@ def test_a_process_whose_group_has_a_foreign_consumer_warns_once_and_ends_by_nam
     running.stop()
 
 
+# tests/sinks/group/test_refusals.py has the same sentences.
+@pytest.mark.thorough
 @pytest.mark.takes(20)
 @pytest.mark.parametrize(
     ("properties", "words"),
@@ -176,11 +178,9 @@ def test_a_process_whose_group_has_a_foreign_consumer_warns_once_and_ends_by_nam
             {"group.min.session.timeout.ms": "10000"},
             ("Invalid session timeout", "set group.min.session.timeout.ms of the brokers to at most 6000"),
         ),
-        pytest.param(
+        (
             {"group.max.size": "1"},
             ("group has reached maximum size", "raise group.max.size of the brokers"),
-            # tests/sinks/group/test_refusals.py has the same sentence.
-            marks=pytest.mark.thorough,
         ),
     ],
 )

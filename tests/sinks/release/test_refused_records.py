@@ -21,6 +21,7 @@ from tests.conftest import Configure, MakeTopic
 from tests.eventually import assert_eventually
 from tests.messages import headers, messages
 from tests.sinks.release.conftest import HostClock, ReleaseBench, values
+from tests.thorough import some_thorough
 
 _DAY_MS = 86_400_000
 _WEEK = {"message.timestamp.before.max.ms": str(7 * _DAY_MS)}
@@ -273,7 +274,7 @@ def test_what_was_refused_is_forgotten_once_it_is_released(
     assert values(bench.read(compacted)) == [0, 2, 3]
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_a_record_too_early_for_its_topic_is_written_again_when_it_is_due(
     visible_or_hidden: ReleaseBench, make_topic: MakeTopic, count: int
 ) -> None:
@@ -323,7 +324,9 @@ def test_a_topic_whose_broker_has_a_clock_that_is_behind_gets_its_messages_later
     assert len(rings) <= 4
 
 
-@pytest.mark.parametrize("point", ["transaction-filled", "transaction-ended"])
+@pytest.mark.parametrize(
+    "point", some_thorough(["transaction-filled", "transaction-ended"], always=["transaction-ended"])
+)
 def test_a_crash_among_refusals_does_not_change_the_output(
     visible_or_hidden: ReleaseBench, compacted: str, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from conf.errors import CheckpointMismatch, CheckpointUnreadable, InjectedFailure
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import read_markers
 from sinks.topics.topics import ensure_topics
@@ -27,8 +28,8 @@ from tests.conftest import MakeSettings
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Settings of an application with existing topics."""
+def settings(make_settings: MakeSettings, store: BucketTable, tmp_path: Path) -> Settings:
+    """Settings of an application with existing topics and the table `store`."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
     return settings
@@ -50,6 +51,7 @@ def announced(settings: Settings) -> set[str]:
     return {marker.batch.origin.checkpoint for marker in read_markers(settings) if marker is not None}
 
 
+@pytest.mark.thorough
 def test_without_a_pointer_the_checkpoint_is_where_it_always_was(
     first: Checkpoint, spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:
@@ -60,7 +62,11 @@ def test_without_a_pointer_the_checkpoint_is_where_it_always_was(
 
 @pytest.mark.parametrize(
     ("point", "is_announced", "is_current"),
-    [("successor-initialized", False, False), ("successor-born", True, False), ("switched-over", True, True)],
+    [
+        pytest.param("successor-initialized", False, False, marks=pytest.mark.thorough),
+        ("successor-born", True, False),
+        pytest.param("switched-over", True, True, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_handover_that_was_cut_off_is_done_by_the_next_try_and_no_checkpoint_moves(
     first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path,
@@ -86,6 +92,7 @@ def test_a_handover_that_was_cut_off_is_done_by_the_next_try_and_no_checkpoint_m
     assert Checkpoint(spark, str(tmp_path / "checkpoint")).origin == first.origin
 
 
+@pytest.mark.thorough
 def test_a_process_that_comes_late_does_not_take_a_newer_pointer_back(
     first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease
 ) -> None:

@@ -45,8 +45,8 @@ from tests.streaming.sealed import sealed_rows
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Settings of an application with existing topics."""
+def settings(make_settings: MakeSettings, store: BucketTable, tmp_path: Path) -> Settings:
+    """Settings of an application with existing topics and the table `store`."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings)
     return settings
@@ -100,6 +100,7 @@ def test_a_start_that_was_paused_until_another_process_took_the_lease_writes_not
     assert recover(spark, changed, False, lease).checkpoint.last_planned() == 0
 
 
+@pytest.mark.thorough
 def test_a_start_that_was_paused_does_not_replace_the_checkpoint_that_was_begun_meanwhile(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_a_start_after_a_crash_fences_unless_it_is_refused_before(
         assert not must_fence(settings, lease)
 
 
+@pytest.mark.thorough
 def test_a_start_after_the_progress_topic_was_lost_leaves_a_marker_of_each_shard(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
@@ -312,7 +314,6 @@ def test_a_batch_that_sealed_but_lost_its_plan_is_not_planned_again(
     plan(tmp_path / "checkpoint", 1)
     store = BucketTable(spark, buckets_path(settings))
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
-    assert recover(spark, settings, False, lease).catalog.messages == 1
     (tmp_path / "checkpoint" / "offsets" / "1").unlink()
     pattern = r"holds messages that batch 1 sealed, but the offset log of \S+ ends with batch 0.*delayline rebuild"
     with pytest.raises(CheckpointMismatch, match=pattern):
@@ -328,10 +329,6 @@ def test_a_batch_that_a_clock_far_ahead_has_planned_is_planned_again_unless_it_h
     origin = recover(spark, settings, False, lease).checkpoint.origin
     folder, now_ms = tmp_path / "checkpoint", time.time_ns() // 1_000_000
     plan(folder, 0, now_ms)
-    plan(folder, 1, now_ms + settings.clock.skew_limit // 2)
-    assert recover(spark, settings, False, lease).planned == PlannedBatch(
-        1, now_ms + settings.clock.skew_limit // 2, 10, {"in": {"0": 7}}
-    )
     plan(folder, 1, now_ms + 366 * DAY)
     recovered = recover(spark, settings, False, lease)
     assert recovered.planned is not None

@@ -327,6 +327,7 @@ def test_a_release_process_or_a_forwarder_goes_on_until_a_signal(prepared: Setti
         process.kill()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_the_first_of_two_release_processes_with_one_name_ends_with_an_error(prepared: Settings) -> None:
     first = start("release", "--name", "north", *options(prepared))

@@ -33,6 +33,7 @@ from streaming.forward.process import ForwardProcess
 from tests.eventually import assert_eventually
 from tests.streaming.forward.bench import LANES, ForwardBench, ids
 from tests.streaming.forward.conftest import MakeBench
+from tests.thorough import some_thorough
 from tests.unreadable_headers import write_unreadable
 
 
@@ -76,7 +77,7 @@ def test_chunks_are_in_the_partition_of_their_shard_in_delivery_order(bench: For
         assert sum(later < earlier for earlier, later in pairwise(keys)) <= LANES - 1
 
 
-@pytest.mark.parametrize("point", FORWARD_POINTS)
+@pytest.mark.parametrize("point", some_thorough(FORWARD_POINTS, always=("near-filled", "near-claimed")))
 def test_a_forwarder_that_is_killed_anywhere_leaves_its_successor_each_record_once(
     bench: ForwardBench, point: str
 ) -> None:

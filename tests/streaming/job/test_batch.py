@@ -22,7 +22,6 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.topics.topics import ensure_topics
 from state.buckets.operator import DUE, KEPT, SEALED, SHARD_OUTPUT_SCHEMA
-from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from state.kinds import MESSAGE, REPEATING
@@ -37,7 +36,6 @@ from streaming.job.steps.report import BatchReport
 from streaming.job.watches.clock_watch import now_ms
 from streaming.monitor.job_metrics import JobCounts
 from streaming.monitor.job_status import Merges
-from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import seal_messages
@@ -46,8 +44,8 @@ CUTOFF_MS = 50_000
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    """Settings of an application whose topics exist."""
+def settings(make_settings: MakeSettings, store: BucketTable, tmp_path: Path) -> Settings:
+    """Settings of an application whose topics and table exist."""
     settings = make_settings(f"storage.path={tmp_path}")
     ensure_topics(settings, 1)
     return settings
@@ -104,6 +102,7 @@ def test_a_batch_is_refused_if_its_state_stage_ran_at_another_cutoff_or_kept_due
     runner.run(spark.createDataFrame([fine], from_arrow_schema(SHARD_OUTPUT_SCHEMA)), 0)
 
 
+@pytest.mark.thorough
 def test_a_replayed_batch_chooses_the_next_cutoff_by_the_present_clock(
     spark: SparkSession, runner: BatchRunner
 ) -> None:
@@ -128,15 +127,18 @@ class _Decided(Exception):
     """A batch has reached the decision of its requests."""
 
 
-@pytest.mark.parametrize("kind", [MESSAGE, REPEATING])
+@pytest.mark.parametrize("kind", [pytest.param(MESSAGE, marks=pytest.mark.thorough), REPEATING])
 def test_the_first_batch_of_a_checkpoint_knows_whether_messages_that_an_earlier_one_left_overdue_repeat(
-    spark: SparkSession, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: int,
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     origin = CheckpointOrigin("c", 1, settings.bucket.shards, first_bucket=1, cutoff_ms=CUTOFF_MS)
     Checkpoint(spark, str(checkpoint)).initialize(origin)
-    store = BucketTable(spark, buckets_path(settings))
-    store.create(from_arrow_schema(STORED_SCHEMA))
     store.fence(writer_of_birth(origin.checkpoint))
     overdue = {"deliver_at_ms": CUTOFF_MS - 1, "kind": kind}
     seal_messages(store, origin.overdue_bucket, [overdue], some_batch_settings())

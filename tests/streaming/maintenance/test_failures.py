@@ -33,6 +33,7 @@ from tests.streaming.maintenance.clocked_table import (
     seal,
 )
 from tests.streaming.sealed import cut_short
+from tests.thorough import some_thorough
 
 _MINUTE_MS = 60_000
 FULL = StorageFailed("no space left")
@@ -144,9 +145,9 @@ CASES = [
 
 
 def _rows() -> list[Any]:
-    """Return the cases. The first is thorough, because the test of a damaged file also has a slice that fails."""
+    """Return the cases. A slice that fails is thorough: the test of a damaged file has one too. So is cleaning."""
     names = [f"{case.step}-{len(case.refusals)}" for case in CASES]
-    thorough = [[pytest.mark.thorough] if name == "merge-1" else [] for name in names]
+    thorough = [[pytest.mark.thorough] if name in ("merge-1", "vacuum-1", "clean-log-2") else [] for name in names]
     return [pytest.param(case, id=name, marks=marks) for case, name, marks in zip(CASES, names, thorough, strict=True)]
 
 
@@ -170,7 +171,7 @@ def test_a_step_that_fails_is_tried_again_after_a_pause_and_ends_no_batch(table:
     assert case.is_done(table, catalog)
 
 
-@pytest.mark.parametrize("point", ["slice-merged", "merged"])
+@pytest.mark.parametrize("point", some_thorough(["slice-merged", "merged"], always=["merged"]))
 def test_a_merge_that_fails_after_a_commit_doubles_no_message(
     table: Table, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -96,6 +96,7 @@ def _name_of_marker(table: Table) -> str:
     return marker.name
 
 
+@pytest.mark.thorough
 def test_files_of_the_last_messages_are_deleted_even_if_no_more_messages_arrive(table: Table) -> None:
     maintenance = maintenance_of(table, SegmentCatalog())
     maintenance.sealed(seal(table, 0, [table.now_ms]))

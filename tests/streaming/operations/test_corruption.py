@@ -29,7 +29,7 @@ from streaming.operations.corruption import Corruption, find_corruption, lost_id
 from streaming.operations.repair import _repair
 from streaming.storage.guarded_log import GuardedLog
 from tests.messages import some_batch_settings
-from tests.streaming.sealed import seal_messages, waiting_offsets
+from tests.streaming.sealed import sealed_table, waiting_offsets
 from tests.thorough import some_thorough
 
 _HOUR = 3_600_000
@@ -40,15 +40,19 @@ BATCH_SETTINGS = some_batch_settings(index_precision_bits=BITS, segment_max_mess
 
 
 @pytest.fixture(scope="module")
-def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+def table(spark: SparkSession, empty_table: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Six buckets, each with four messages in the first hour and one in the third: two segments in one file."""
-    store = BucketTable(spark, str(tmp_path_factory.mktemp("table") / "buckets"))
-    store.create(from_arrow_schema(STORED_SCHEMA))
+    path = tmp_path_factory.mktemp("table") / "buckets"
+    shutil.copytree(empty_table, path)
+    buckets = []
     for number in BUCKETS:
         dues = [1_000 * number + at for at in range(4)] + [2 * _HOUR + number]
         rows = [{"deliver_at_ms": due, "offset": 10 * number + at} for at, due in enumerate(dues)]
-        seal_messages(store, number, rows, BATCH_SETTINGS)
-    return store.path
+        buckets.append(sealed_table(number, rows, BATCH_SETTINGS))
+    # The files of each bucket are in its own Delta partitions.
+    frame = spark.createDataFrame(pa.concat_tables(buckets), from_arrow_schema(STORED_SCHEMA)).coalesce(1)
+    BucketTable(spark, str(path)).append(frame, "checkpoint", BUCKETS[-1])
+    return str(path)
 
 
 @pytest.fixture
@@ -134,6 +138,7 @@ def test_unreadable_data_is_removed_in_one_commit_and_all_other_data_is_kept(
     assert sum(row["count"] for row in sealed.metadata()) == len(ALL) - len(lost)
 
 
+@pytest.mark.thorough
 def test_a_missing_file_loses_all_messages_of_its_segments(sealed: BucketTable, repair_options: None) -> None:
     change(file_of(sealed, 2), "missing")
     corruption = find_corruption(sealed, 0)
@@ -202,6 +207,7 @@ def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_
     assert waiting_offsets(sealed) == ALL
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_readable_only_now_and_then_stops_the_repair_before_it_removes_anything(
     sealed: BucketTable, repair_options: None
 ) -> None:

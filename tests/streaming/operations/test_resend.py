@@ -318,7 +318,7 @@ def test_a_letter_too_large_for_its_topic_stays_a_dead_letter_and_many_small_one
     assert large in desk.resend("--dry-run").stdout
 
 
-@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("skips", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_letters_that_only_the_broker_refuses_are_named_and_the_others_are_resent_once(
     desk_of: Callable[..., Desk], make_topic: MakeTopic, skips: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import LogEntryReplaced
 from conf.settings import Settings
@@ -17,7 +17,6 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
 from sinks.topics.topics import ensure_topics
-from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket
@@ -41,10 +40,10 @@ def settings(make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def store(spark: SparkSession, tmp_path: Path) -> BucketTable:
+def store(spark: SparkSession, empty_table: Path, tmp_path: Path) -> BucketTable:
     """The table with one bucket."""
+    shutil.copytree(empty_table, tmp_path / "buckets")
     store = BucketTable(spark, str(tmp_path / "buckets"))
-    store.create(from_arrow_schema(STORED_SCHEMA))
     seal(store, 0)
     return store
 
@@ -89,6 +88,7 @@ def test_an_upload_that_arrives_during_a_rescale_is_undone_before_the_switch_ove
     assert counts(spark, tmp_path) == {0: 1}
 
 
+@pytest.mark.thorough
 def test_an_upload_that_arrives_while_a_rebuild_reads_the_table_is_undone_before_the_rest_is_sealed(
     spark: SparkSession,
     settings: Settings,

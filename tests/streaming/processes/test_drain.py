@@ -92,6 +92,7 @@ def test_a_cancel_that_takes_out_two_messages_with_one_id_leaves_nothing_to_wait
     assert unreleased_shards(prepared) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_log_that_is_deleted_to_its_end_when_all_is_released_is_no_loss(
     prepared: Settings, handed_over: HandOver, released: Released
@@ -127,6 +128,7 @@ def test_a_transaction_that_is_open_or_was_aborted_holds_nothing_back_once_it_is
         processes.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(6)
 def test_other_release_processes_may_take_part(prepared: Settings, handed_over: HandOver, released: Released) -> None:
     handed_over(1)

@@ -91,6 +91,7 @@ def test_a_forwarder_runs_beside_a_release_process_and_one_spare_process_serves_
     assert not any(map(runs, started))
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(15)
 def test_a_forwarder_that_fails_again_and_again_ends_no_command(
     prepared: Settings,

@@ -95,6 +95,7 @@ def test_records_that_cannot_be_read_are_skipped_by_a_repair_and_all_others_are_
     assert position.skipped == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
     prepared: Settings, handed_over: HandOver, released: Released
@@ -112,6 +113,7 @@ def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_repaired(
     prepared: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch

@@ -158,6 +158,7 @@ def test_a_killed_process_is_started_again(
     assert "ended with signal 9" in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_processes_that_are_killed_again_and_again_are_no_error(prepared: Settings) -> None:
     with Processes(prepared, {Kind.RELEASE: 1}, pauses=_SHORT) as processes:
@@ -185,6 +186,7 @@ def test_an_error_that_comes_again_and_again_is_raised_and_ends_the_tries(
     assert all(record.levelno == logging.WARNING for record in tries)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_an_error_of_a_process_that_had_joined_is_raised_as_what_it_is(
     prepared: Settings, monkeypatch: pytest.MonkeyPatch
@@ -254,6 +256,7 @@ def test_a_spare_process_takes_the_place_of_one_that_is_killed(
     assert not any(map(runs, (spare, killed, last)))
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(10)
 def test_a_spare_process_of_other_code_takes_no_ones_place(
     one: Processes, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
@@ -308,7 +311,7 @@ def test_sigterm_does_not_end_a_process_before_its_command_does(
 
 
 @pytest.mark.takes(20)
-@pytest.mark.parametrize("comes", ["before its command is killed", "after that"])
+@pytest.mark.parametrize("comes", some_thorough(["before its command is killed", "after that"], always=["after that"]))
 def test_sigterm_ends_a_process_whose_command_was_killed(
     prepared: Settings,
     handed_over: HandOver,
@@ -374,6 +377,7 @@ def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
     assert released() == [1, 2, 3]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(20)
 def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_is_killed(
     prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand

@@ -36,6 +36,7 @@ def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
         assert process.shards.keys() == process.assigned == {0, 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(12)
 def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
     prepared: Settings, handed_over: HandOver, released: Released

@@ -49,6 +49,7 @@ def found(spark: SparkSession, settings: Settings, selection: Selection, at_leas
     return sorted(row["deliver_at_ms"] for row in frame.select("deliver_at_ms").collect())
 
 
+@pytest.mark.thorough
 def test_few_tasks_read_the_logs_of_all_shards(spark: SparkSession, application: Settings) -> None:
     for shard in range(_SHARDS):
         stage(application, shard, due(shard, shard + 100), Log.NEAR if shard % 2 else Log.READY)

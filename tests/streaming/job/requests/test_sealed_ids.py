@@ -77,6 +77,7 @@ def test_the_copy_follows_seals_merges_and_removals(store: BucketTable, sealed: 
     assert check(sealed, store) == 0
 
 
+@pytest.mark.thorough
 def test_what_was_looked_at_ahead_is_not_read_again(
     store: BucketTable, sealed: SealedIds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_two_messages_of_one_id_are_both_found(store: BucketTable, sealed: Seale
     assert check(sealed, store, ids_of([("in-a", 0, 1002), ("in-a", 0, 999), ("in-b", 0, 1002)])) == 3
 
 
+@pytest.mark.thorough
 def test_offsets_may_be_far_apart(store: BucketTable, sealed: SealedIds) -> None:
     far = [0, 1, 2**32, 2**40, 2**62]
     seal_messages(

@@ -107,6 +107,7 @@ def test_loads_reach_ahead_again_when_the_file_is_back(store: BucketTable) -> No
     window.close()
 
 
+@pytest.mark.thorough
 def test_a_failed_load_is_forgotten_after_its_pause_if_no_load_reaches_as_far(store: BucketTable) -> None:
     due_ms = 3 * MINUTE_MS
     seal_messages(store, 1, [{"deliver_at_ms": due_ms, "offset": 1}], BATCH_SETTINGS)

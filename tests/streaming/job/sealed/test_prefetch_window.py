@@ -213,6 +213,7 @@ def test_overdue_segments_are_loaded_from_their_bucket_alone(store: BucketTable)
     window.close()
 
 
+@pytest.mark.thorough
 def test_where_few_messages_are_due_one_load_covers_a_day(store: BucketTable, monkeypatch: pytest.MonkeyPatch) -> None:
     hour = 3_600_000
     year = list(range(hour // 2, 365 * 24 * hour, hour))
@@ -290,6 +291,7 @@ def test_all_that_is_loaded_at_a_time_is_bounded_by_bytes_whatever_the_sizes(
     assert all(nbytes < 2 * 50 * 10 * size for _, nbytes in large)
 
 
+@pytest.mark.thorough
 def test_what_is_sealed_into_a_loaded_range_makes_the_window_give_up_its_far_part(store: BucketTable) -> None:
     second = 1_000
     window, _ = window_of(store, ahead_ms=60 * second, max_bytes=100 * 1_000)
@@ -375,6 +377,7 @@ def test_a_cancelled_message_is_in_no_later_load_and_is_named_if_it_is_loaded_al
     window.close()
 
 
+@pytest.mark.thorough
 def test_what_was_cancelled_is_forgotten_when_nothing_is_loaded_that_is_older(store: BucketTable) -> None:
     day = 24 * 3_600_000
     seal(store, {1: [100, 150, 90 * day]}, 1)
