@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,20 +15,21 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable, StorageFailed
-from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
+from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
+from sinks.topics.topics import ensure_topics
 from state.buckets.cancelled import CANCELLED_SCHEMA, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import IdRows, chunks_of, metadata_of, sealed_part
 from state.buckets.reach import Reach
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.origin import CheckpointOrigin
-from streaming.checkpoint.handover import writer_of_repair
+from streaming.checkpoint.handover import writer_of_birth, writer_of_repair
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.operations.corruption import Corruption, find_corruption, lost_ids, repaired
 from streaming.operations.repair import _repair
-from streaming.storage.guarded_log import GuardedLog
+from tests.conftest import MakeSettings
 from tests.messages import some_batch_settings
 from tests.streaming.sealed import sealed_table, waiting_offsets
 from tests.thorough import some_thorough
@@ -159,24 +161,27 @@ def test_a_part_that_has_lost_both_its_files_may_have_had_schedules(sealed: Buck
 def test_a_repair_removes_a_part_that_lost_its_files_and_notes_if_it_may_have_had_schedules(
     sealed: BucketTable,
     repair_options: None,
-    prepared: Settings,
+    make_settings: MakeSettings,
     tmp_path: Path,
     lost: tuple[Callable[[str], str], ...],
 ) -> None:
-    announce_origin(prepared, CheckpointOrigin("c", 1, prepared.bucket.shards))
+    settings = make_settings(f"storage.path={tmp_path}")
+    ensure_topics(settings, 1)
+    announce_origin(settings, CheckpointOrigin("c", 1, settings.bucket.shards))
+    sealed.fence(writer_of_birth("c"))
     for partition_of in lost:
         change(file_of(sealed, 2, partition_of), "missing")
-    report, guard = tmp_path / "report.json", GuardedLog(sealed.spark, str(tmp_path), needed=False)
-    before = sealed.version()
-    found = _repair(sealed, guard, prepared, False, report)
-    assert (found.taken_out, report.exists(), sealed.version()) == (False, False, before)
-    result = _repair(sealed, guard, prepared, True, report)
+    report, before = tmp_path / "report.json", sealed.version()
+    with closing(HeldLease(settings, "repair")) as lease:
+        found = _repair(sealed.spark, settings, False, report, lease)
+        assert (found.taken_out, report.exists(), sealed.version()) == (False, False, before)
+        result = _repair(sealed.spark, settings, True, report, lease)
     assert (result.taken_out, result.corruption) == (True, found.corruption)
     assert len(json.loads(report.read_text())["files"]) == len(lost)
     # A rebuild cannot know how far the schedules have come that were in the part.
     assert sealed.is_fenced(writer_of_repair("c")) == (metadata_of in lost)
     assert find_corruption(sealed, 0) == Corruption([], [])
-    assert waiting(sealed) == sorted({*ALL} - {20, 21, 22, 23, 24})
+    assert waiting_offsets(sealed) == sorted({*ALL} - {20, 21, 22, 23, 24})
 
 
 @pytest.mark.thorough

@@ -141,7 +141,8 @@ def test_spark_keeps_nothing_of_a_failed_load(store: BucketTable, is_damaged: bo
         rows = [row | {"count": row["count"] + 1} for row in rows]
     context = store.spark.sparkContext._jsc
     before = {*context.getPersistentRDDs()}
-    window = PrefetchWindow(store, SegmentCatalog(map(described_segment, rows)), 0, [], AHEAD_MS, 10**9, shards=2)
+    catalog = SegmentCatalog(map(described_segment, rows))
+    window = PrefetchWindow(store, Reach(catalog, AHEAD_MS, 10**9), 0, [], shards=2)
     with pytest.raises(BucketUnreadable, match="missing or damaged" if is_damaged else "says at least 2"):
         taken(window, 0, 2_000)
     assert {*context.getPersistentRDDs()} == before
