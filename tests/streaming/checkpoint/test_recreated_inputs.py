@@ -263,7 +263,9 @@ def test_an_input_topic_that_batches_have_run_without_is_refused(
         assert start(first, second).settings_history.newest.input_ids == {
             topic: [own] for topic, own in input_ids(settings).items()
         }
-        # A start without it has had skip_expired. Its batch is cut off, and then committed.
+        with pytest.raises(CheckpointMismatch, match="no longer names"):
+            start(first)
+        # That start had skip_expired. Its batch is cut off, and then committed.
         _log(folder, "offsets", 1, {first: {"0": 8}})
         for is_committed in (False, True):
             if is_committed:
