@@ -21,7 +21,7 @@ from tests.streaming.job.requests.spark_table import SparkTable
 @pytest.fixture
 def memory_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTable:
     """An empty table in memory. `test_decisions.py` shows that decisions on the real table are the same."""
-    monkeypatch.setattr("streaming.job.requests.runs.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
     return MemoryTable()
 
 

@@ -746,7 +746,7 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
         patched.setattr(RecalledMessages, "read", lambda *_: None)
         patched.setattr(RecalledMessages, "forget", lambda *_: None)
         patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_of(wanted) & set(recalled)))
-        patched.setattr("streaming.job.requests.runs.SparkFiles.getRootDirectory", tempfile.gettempdir)
+        patched.setattr("pyspark.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled
 
 

@@ -46,7 +46,7 @@ EPOCH = 3
 
 @pytest.fixture(autouse=True)
 def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("streaming.job.requests.runs.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
 
 
 @pytest.fixture
