@@ -36,12 +36,15 @@ def read_up_to(
         for message in (consumer.poll(_POLL_S), *consumer.consume(_AT_ONCE, 0)):
             if message is None or not _is_record_or_end(message):
                 continue
-            is_heard, is_record = True, message.error() is None
             place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-            if is_record and offset < left.get(place, 0):
+            if place not in left:
+                # What comes behind its end says nothing about the others.
+                continue
+            is_heard, is_record = True, message.error() is None
+            if is_record and offset < left[place]:
                 yield message
             # The client may report an end of the partition below: a replica may lag behind.
-            if place in left and offset + is_record >= left[place]:
+            if offset + is_record >= left[place]:
                 del left[place]
         if is_heard:
             heard_s = time.monotonic()

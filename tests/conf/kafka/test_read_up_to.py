@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -92,7 +93,28 @@ def test_an_end_that_does_not_come_is_an_error(consumer: Consumer, topic: str) -
 
 def test_the_time_that_the_caller_takes_does_not_count(consumer: Consumer, topic: str) -> None:
     found = []
-    for message in read_up_to(consumer, {(topic, 0): 0, (topic, 1): 0}, {(topic, 0): 7, (topic, 1): 7}, 0.5):
+    for message in read_up_to(consumer, {(topic, 0): 0, (topic, 1): 0}, {(topic, 0): 7, (topic, 1): 7}, 4):
+        # Longer than nothing may come.
+        time.sleep(0 if found else 5)
         found.append(int(message.value() or b""))
-        time.sleep(0.6)
     assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_records_behind_the_end_of_another_partition_do_not_prolong_the_wait(
+    consumer: Consumer, topic: str, broker: EmbeddedBroker
+) -> None:
+    producer, ended = Producer({"bootstrap.servers": broker.bootstrap}), threading.Event()
+
+    def write() -> None:
+        while not ended.wait(0.1):
+            producer.produce(topic, b"9", partition=1)
+            producer.poll(0)
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    try:
+        with pytest.raises(BrokerUnreachable, match=r"nothing has come for 2 s"):
+            list(read_up_to(consumer, {(topic, 0): 0, (topic, 1): 0}, {(topic, 0): 100, (topic, 1): 7}, 2))
+    finally:
+        ended.set()
+        writing.join()
