@@ -29,11 +29,13 @@ from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
 from sinks.ready_log.chunk import ChunkSummary, Headers, is_chunk, messages_of, summary_of
+from sinks.release.wall_clock import now_ms
 from sinks.topics.topic_ids import topic_id
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 100
+# How many records are taken at a time, and how often in one call.
+_MOST_AT_ONCE, _MOST_TIMES = 100, 10
 _TIMEOUT_S = 30.0
 # The most that a reader may fetch ahead. A larger record is fetched alone.
 _PREFETCH_KBYTES = 4096
@@ -41,7 +43,7 @@ _PREFETCH_KBYTES = 4096
 # answer. No message is due less than 0.3 s after it has come, except for messages that cannot be put in order anyway.
 _PRESENT_S, _FIRST_ANSWER_S = 0.1, 0.15
 # If the caller reads again later than that, new records may be due already, and are read up to the ends.
-_STALL_S = 0.15
+_STALL_MS = 150
 # After this many requests for the ends, a busy host gets more time for each request: it must not repeat them forever.
 _MOST_QUESTIONS = 20
 # A larger gap is not read through, but sought across.
@@ -82,9 +84,12 @@ class LogReader:
         self._sought_s, self._questions = -math.inf, 0
         # Until when to wait for the first answer of the consumer for new records; None while it is not in use.
         self._answer_by_s: float | None = None
-        # Whether that consumer was ever in use, and when the last call of `read` had an answer, by the monotonic clock.
-        self._follows = False
-        self._read_s = math.inf
+        # Whether that consumer was ever in use, and how often a stall has ended that since the ends were reached.
+        self._follows, self._stalls = False, 0
+        # When the last call of `read` had an answer, epoch ms: by the clock by which messages are due.
+        self.read_ms = now_ms()
+        # Up to where the consumer for new records has come, and the end of the last record that either has returned.
+        self._came, self._found = dict(self.ends), dict(self.ends)
         self._options = {
             **options,
             "group.id": f"{settings.ready_topic}-reader",
@@ -121,23 +126,21 @@ class LogReader:
         """
         if self._answer_by_s is None:
             self._follow_at_ends()
-        consumer = self._there if self._answer_by_s is None else self._coming
+        follows = self._answer_by_s is not None
+        consumer = self._coming if follows else self._there
         first = consumer.poll(timeout_s)
-        now_s = time.monotonic()
-        if self._answer_by_s is not None and now_s > self._read_s + timeout_s + _STALL_S:
+        read_ms, self.read_ms = self.read_ms, now_ms()
+        # A busy host gets more time after each stall: it must not read up to the ends forever.
+        if follows and self.read_ms > read_ms + timeout_s * 1000 + _STALL_MS * (1 + self._stalls):
             self._read_up_to_ends()
-        elif self._answer_by_s is not None and (first is not None or now_s > self._answer_by_s):
-            self.at_end = True
-        self._read_s = now_s
-        if first is None:
-            return
+        messages, is_whole = _fetched(consumer, first)
+        # This one must not fall behind meanwhile: what is released is deleted.
+        also = _fetched(self._coming)[0] if self._follows and not follows else []
         failure: KafkaException | None = None
         foreign: list[Place] = []
-        # The consumer for new records must not fall behind: what is released is deleted.
-        also = _fetched(self._coming) if self._follows and consumer is self._there else ()
-        for message in chain([first], _fetched(consumer), also):
+        for message, has_come in chain(((each, follows) for each in messages), ((each, True) for each in also)):
             if _is_eof(message):
-                self._reach(self._log_of(message), message.offset() or 0)
+                self._reach(self._log_of(message), message.offset() or 0, has_come)
                 continue
             try:
                 if not self._is_record(message):
@@ -146,13 +149,12 @@ class LogReader:
                 failure = failure or problem
                 continue
             place, headers, payload = self._place_of(message), read_headers(message), message.value() or b""
-            if place.offset < self.ends[place.log]:
-                # It came by the other consumer.
-                continue
-            self._reach(place.log, place.offset + 1)
-            if not is_chunk(headers, payload):
+            is_new = place.offset >= self.ends[place.log]
+            self._reach(place.log, place.offset + 1, has_come)
+            self._found[place.log] = max(self._found[place.log], place.offset + 1)
+            if is_new and not is_chunk(headers, payload):
                 foreign.append(place)
-            elif not self.position.skips(place):
+            elif is_new and not self.position.skips(place):
                 yield from self._chunk(place, headers, payload)
         if foreign:
             log.warning(
@@ -160,6 +162,10 @@ class LogReader:
                 "Only Delayline may write to this topic",
                 len(foreign), self._name(foreign[0]),
             )  # fmt: skip
+        if self._answer_by_s is not None and (first is not None or time.monotonic() > self._answer_by_s):
+            self._answer_by_s = -math.inf
+            self.at_end = is_whole and all(self._came[log] >= self._found[log] for log in Log)
+            self._stalls = 0 if self.at_end else self._stalls
         if failure is not None:
             raise failure
 
@@ -241,31 +247,35 @@ class LogReader:
             return
         if time.monotonic() > self._sought_s + _PRESENT_S * max(1, self._questions - _MOST_QUESTIONS):
             asked_s = time.monotonic()
-            # By the other consumer, which is connected then.
+            # By the other consumer, which is connected then. Once that waits for records, a question waits behind it.
+            asker = self._there if self._follows else self._coming
             for log in Log:
                 with right_named("Read", f"topic {self._topics[log]}"):
-                    self._sought[log] = bounds(self._coming, self._partition(log), asked_s + _TIMEOUT_S)[1]
+                    self._sought[log] = bounds(asker, self._partition(log), asked_s + _TIMEOUT_S)[1]
             self._sought_s = time.monotonic()
             self._questions += 1
             if self._is_behind():
                 return
         # Records that this consumer has fetched since then are read by the other one.
         self._there.unassign()
-        # The questions may have taken long.
-        self._answer_by_s = self._read_s = time.monotonic()
+        self._answer_by_s, self.read_ms = time.monotonic(), now_ms()
         if not self._follows:
             self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
+            self._came = dict(self.ends)
             self._answer_by_s += _FIRST_ANSWER_S
             self._follows = True
 
     def _read_up_to_ends(self) -> None:
         """Read up to the present ends of the logs, with both consumers."""
         self.at_end, self._answer_by_s = False, None
+        self._stalls += 1
         self._sought_s, self._questions = -math.inf, 0
         self._there.assign([self._partition(log, end) for log, end in self.ends.items()])
 
-    def _reach(self, log: Log, end: int) -> None:
+    def _reach(self, log: Log, end: int, has_come: bool) -> None:
         self.ends[log] = max(self.ends[log], end)
+        if has_come:
+            self._came[log] = max(self._came[log], end)
 
     def _is_behind(self) -> bool:
         """Return whether a log is not yet read up to its known end: a busy log never reports its end itself."""
@@ -320,12 +330,15 @@ class LogReader:
         return f"{self._topics[place.log]}/{self._shard} at offset {place.offset}"
 
 
-def _fetched(consumer: Consumer) -> Iterator[Message]:
-    """Yield everything that `consumer` has fetched."""
-    while messages := consumer.consume(_MOST_AT_ONCE, 0):
-        yield from messages
-        if len(messages) < _MOST_AT_ONCE:
-            return
+def _fetched(consumer: Consumer, first: Message | None = None) -> tuple[list[Message], bool]:
+    """Return `first` and what `consumer` has fetched, and whether that is all: it may fetch faster than we read."""
+    messages = [] if first is None else [first]
+    for _ in range(_MOST_TIMES):
+        more = consumer.consume(_MOST_AT_ONCE, 0)
+        messages += more
+        if len(more) < _MOST_AT_ONCE:
+            return messages, True
+    return messages, False
 
 
 def _is_eof(message: Message) -> bool:

@@ -46,6 +46,8 @@ _QUIET_S = 60.0
 _SHARE_OF_TRANSACTIONS = 0.25
 # How much later than planned now the last transaction may end, until the clock counts as set back.
 _SET_BACK_MS = 1_000
+# How much later than the last read a plan may be made: more may be staged by then that is due before.
+_KNOWN_MS = 20
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ class ShardRelease(PartThread):
         retry = self._beat.retry()
         release = self._settings.release
         while True:
-            clock_ms = now_ms()
+            # Not the present: this process may be paused at any time, or read payloads again.
+            clock_ms = min(now_ms(), reader.read_ms + _KNOWN_MS)
             below = pending.position.below
             if below is not None and below.deliver_at_ms > clock_ms + release.lead + release.slice + _SET_BACK_MS:
                 raise ClockSetBack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 
@@ -16,7 +17,9 @@ from conf.errors import BrokerUnreachable
 from sinks.internal_topics.position import Log, Place
 from sinks.ready_log.chunk import chunk_record
 from sinks.release import log_reader
+from sinks.release.incoming import Incoming
 from sinks.release.log_reader import LogReader
+from sinks.release.near_end import NearEnd
 from sinks.release.wall_clock import now_ms
 from state.answers import Undecided
 from state.kinds import REQUEST
@@ -134,6 +137,27 @@ def test_after_a_stall_the_reader_is_at_the_ends_once_it_has_read_what_has_come_
         assert_eventually(lambda: not list(reader.read(1.0)), 30)
         bench.hand_over(_chunk(bench, {303: 303}), log=Log.NEAR)
         assert_eventually(lambda: list(reader.read(0.05)), 30)
+
+
+def test_a_plan_does_not_go_beyond_what_was_read_before_a_pause(
+    bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, staged = NearEnd.look, threading.Event()
+    soon = now_ms() + 8_000
+    bench.hand_over(_chunk(bench, {1: soon + 700}))
+
+    def look_late(own: NearEnd, incoming: Incoming) -> None:
+        # As if the process were paused right after it has read.
+        if not staged.is_set() and now_ms() > soon:
+            bench.hand_over(_chunk(bench, {2: soon + 600}), log=Log.NEAR)
+            staged.set()
+            time.sleep(1)
+        look(own, incoming)
+
+    monkeypatch.setattr(NearEnd, "look", look_late)
+    release = bench.start()
+    assert_eventually(lambda: staged.is_set() and bench.is_done(release), 60)
+    assert ids(bench.read(bench.settings.topics.output)) == [2, 1]
 
 
 def test_no_follower_is_asked_which_has_new_records_later(bench: ReleaseBench) -> None:
