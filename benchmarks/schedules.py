@@ -1,8 +1,8 @@
 """Schedules: 100,000 messages that repeat every minute, compared with plain messages at the same rate.
 
 One job first goes through a load of plain messages that wait a minute each, and then through the schedules. After
-that, waiting plain messages are cancelled for a while, and then schedules at the same rate. What a job holds grows by
-cancels: the ids of cancelled messages stay until these would have been due.
+that, waiting plain messages are cancelled for a while, and then schedules at the same rate. Cancels before would hide
+whether a job holds more and more: the ids of cancelled messages stay until these would have been due.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def read_up_to(
                 continue
             place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
             if place not in left:
-                # What comes behind its end says nothing about the others.
+                # Records behind its end say nothing about the others.
                 continue
             is_heard, is_record = True, message.error() is None
             if is_record and offset < left[place]:

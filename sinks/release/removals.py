@@ -61,7 +61,7 @@ class Removals:
 
     def __init__(self) -> None:
         self._removals: list[Removal] = []
-        # The ids of all removals, and those of each fate.
+        # The ids of all removals, and by their fate.
         self._ids: Ids = NO_IDS
         self._of_fate: dict[Fate, Ids] = {}
         # For how long the shard has planned, and when it did last (epoch ms).

@@ -53,7 +53,7 @@ def refuse_older_table(checkpoint: Checkpoint, store: BucketTable, markers: Iter
     origin = checkpoint.origin
     own = (each for each in markers if each and each.batch.origin.checkpoint == origin.checkpoint)
     if is_older(store, origin, newest_in_table(own)):
-        raise _older_table(store, f"the checkpoint {checkpoint.path}")
+        raise _older_table(store, checkpoint.path)
 
 
 def refuse_older_copy(store: BucketTable, handed_over: HandedOver) -> None:
@@ -63,12 +63,13 @@ def refuse_older_copy(store: BucketTable, handed_over: HandedOver) -> None:
     """
     origin = handed_over.origin
     if is_older(store, origin, handed_over.in_table) and not store.is_fenced(origin.checkpoint):
-        raise _older_table(store, f"the checkpoint {origin.checkpoint}")
+        raise _older_table(store, origin.checkpoint)
 
 
-def _older_table(store: BucketTable, newer: str) -> CheckpointMismatch:
+def _older_table(store: BucketTable, checkpoint: str) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"the table of sealed buckets at {store.path} is older than {newer}, so it lacks messages. {_TABLE_REMEDY}"
+        f"the table of sealed buckets at {store.path} is older than the checkpoint {checkpoint}, so it lacks "
+        f"messages. {_TABLE_REMEDY}"
     )
 
 

@@ -55,7 +55,7 @@ class LocalFile:
         return np.frombuffer(self._memory, kind, count, offset)
 
     def close(self) -> None:
-        """Write no more. What is written can still be read."""
+        """Write no more. The numbers can still be read."""
         self._file.close()
 
     def let_go(self) -> None:

@@ -92,7 +92,7 @@ def test_an_end_that_does_not_come_is_an_error(consumer: Consumer, topic: str) -
 
 
 def test_the_time_that_the_caller_takes_does_not_count(consumer: Consumer, topic: str) -> None:
-    found = []
+    found: list[int] = []
     for message in read_up_to(consumer, {(topic, 0): 0, (topic, 1): 0}, {(topic, 0): 7, (topic, 1): 7}, 4):
         # Longer than nothing may come.
         time.sleep(0 if found else 5)

@@ -87,7 +87,7 @@ def labels() -> dict[str, set[str]]:
     held = HeldInput(lambda asked: {each: PartitionEnd(1, 2) for each in asked}, lambda: {"in": {"0": 1}})
     forwarded = ForwardCounts()
     forwarded.claimed(0, 1, 1)
-    lane = SimpleNamespace(is_reading=True, is_idle=False, behind=1)
+    lane = SimpleNamespace(is_forwarding=True, is_idle=False, behind=1)
     forwarder = SimpleNamespace(counts=forwarded, lanes={0: lane}, group=SimpleNamespace(numbers={0, 1}))
     collectors = JobMetrics(counts, held), ReleaseMetrics(cast(Any, process)), ForwardMetrics(cast(Any, forwarder))
     registries = [registry_of(collector) for collector in collectors]

@@ -1,4 +1,4 @@
-"""What a repair writes to the table: nothing without --skip, and nothing to an older copy of it."""
+"""A repair writes nothing to the table without --skip, and nothing to an older copy of it."""
 
 from __future__ import annotations
 
