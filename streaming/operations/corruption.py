@@ -69,11 +69,13 @@ class Corruption:
 
     @property
     def may_lose_schedules(self) -> bool:
-        """Whether messages that repeat may be lost. A part that has lost both its files shows no segment."""
-        described = [segment.described for segment in self.segments]
-        return any(each is None or each.repeats for each in described) or any(
-            is_metadata(file.part) for file in self.files
-        )
+        """Whether messages that repeat may be lost.
+
+        Metadata says if its messages repeat. Lost metadata counts only if messages of the same part are lost too.
+        """
+        damaged = {file.part for file in self.files}
+        lost_both = any(is_metadata(each) and chunks_of(part_of(each)) in damaged for each in damaged)
+        return lost_both or any(each.described.repeats for each in self.segments if each.described)
 
     def lost_rows(self, kind: IdRows) -> int:
         """Return how many rows with ids of a `kind` are lost. Each may have thousands of ids."""

@@ -207,6 +207,7 @@ def test_lost_metadata_is_rebuilt_from_the_messages(sealed: BucketTable, repair_
         ((3, 0, number), None) for number in (0, 1)
     }
     assert lost_ids(sealed, corruption, BITS, 0) == {}
+    assert not corruption.may_lose_schedules
     remove_corruption(sealed, corruption)
     assert sorted(tuple(row[name] for name in columns) for row in sealed.metadata()) == before
     assert waiting_offsets(sealed) == ALL
