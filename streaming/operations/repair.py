@@ -101,7 +101,8 @@ def _check_report(report: Path) -> None:
 def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path, lease: HeldLease) -> Repair:
     store = BucketTable(spark, buckets_path(settings), lease.check, lease.check_now)
     guard = guarded_log(spark, settings)
-    guard.restore(store)
+    if guard.has_log():
+        guard.restore(store, keep_later=True)
     if not store.exists():
         raise UsageError(f"there is no table of sealed buckets at {store.path}: no job has begun, or the table is lost")
     store.check_log()

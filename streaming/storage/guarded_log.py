@@ -49,10 +49,12 @@ class GuardedLog:
         """Return whether the table has a log. This does not read it."""
         return bool(self._log.names())
 
-    def restore(self, store: BucketTable) -> None:
+    def restore(self, store: BucketTable, keep_later: bool = False) -> None:
         """Put back each entry that is not as an earlier process has kept it. Call this before the log is read.
 
         A missing entry is lost if it is the newest by its checksum, which Delta writes next to each entry.
+        `keep_later` keeps the copies of entries after the newest, for a table that may be an older copy. New entries
+        would get their numbers, so call `take_over` before anything is written.
         """
         if not self._needed:
             return
@@ -62,8 +64,9 @@ class GuardedLog:
             entry, copy = self._log.read(name), self._copies.read(name)
             is_lost = entry is None and name > newest and f"{name.removesuffix('json')}crc" in names
             if entry is None and not is_lost:
-                # Delta has cleaned the log, and reads it from a later entry on.
-                self._copies.delete(name)
+                # Delta has cleaned the log, and reads it from a later entry on. Or the table goes on without the entry.
+                if not keep_later or name < newest:
+                    self._copies.delete(name)
             elif copy is not None:
                 if copy != entry:
                     what = "was lost" if is_lost else _REPLACED
@@ -72,11 +75,16 @@ class GuardedLog:
         self._found = store.newest_version() if store.exists() else -1
 
     def take_over(self, store: BucketTable, merge_token: int) -> None:
-        """Fence the merges of earlier processes, and keep the entries since `restore`.
+        """Fence the merges of earlier processes, and keep the entries since `restore`, without copies of later ones.
 
         Call this before the table is read.
         Raises LogEntryReplaced if the fence itself is replaced already. The other entry then stays.
         """
+        if self._needed:
+            # Before the first entry that gets one of these numbers.
+            for name in self._copies.names():
+                if name > f"{self._found:020d}.json" and name not in self._kept:
+                    self._copies.delete(name)
         fence_merges(store, merge_token)
         if not self._needed:
             return

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.errors import CheckpointMismatch
+from conf.errors import CheckpointMismatch, UsageError
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
@@ -62,6 +62,10 @@ def test_a_repair_writes_only_with_skip_and_not_to_an_older_table_before_a_rebui
     spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, repair_options: None, tmp_path: Path
 ) -> None:
     """The newest table may be put back. On S3, the next start would put a copy of its log over an entry of that one."""
+    # Of an entry that the newest table has.
+    copy = tmp_path / "log-copies" / f"{store.version() + 1:020d}.json"
+    copy.parent.mkdir()
+    copy.touch()
     before = files_of(tmp_path)
     assert not _repair(spark, settings, False, tmp_path / "report.json", lease).corruption.files
     with pytest.raises(CheckpointMismatch, match=r"is older than the checkpoint two, so it lacks messages"):
@@ -69,9 +73,26 @@ def test_a_repair_writes_only_with_skip_and_not_to_an_older_table_before_a_rebui
     assert files_of(tmp_path) == before
     assert must_fence(settings, lease)
     # As a rebuild does that begins with the copy.
+    copy.unlink()
     store.fence(ORIGIN.checkpoint)
+    later = copy.with_name(f"{store.version() + 9:020d}.json")
+    later.touch()
     _repair(spark, settings, True, tmp_path / "report.json", lease)
+    assert not later.exists(), "the job goes on without that entry"
     assert not must_fence(settings, lease)
+
+
+def test_a_repair_without_a_table_writes_nothing(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
+) -> None:
+    copy = tmp_path / "log-copies" / f"{7:020d}.json"
+    copy.parent.mkdir()
+    copy.touch()
+    before = files_of(tmp_path)
+    for skip in (False, True):
+        with pytest.raises(UsageError, match="there is no table of sealed buckets"):
+            _repair(spark, settings, skip, tmp_path / "report.json", lease)
+    assert files_of(tmp_path) == before
 
 
 def test_a_repair_of_the_newest_table_fences_earlier_processes(
