@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 import pyarrow as pa
@@ -55,24 +55,25 @@ class BucketTable(DeltaStore):
     removes the buckets that it replaces. Until then, and if the merge was abandoned, no method returns their rows.
     """
 
-    def append(self, rows: DataFrame, writer_id: str, batch_id: int) -> None:
+    def append(self, rows: DataFrame, writer_id: str, batch_id: int, replaced: Collection[str] = ()) -> None:
         """Store the rows of the bucket that batch `batch_id` of `writer_id` sealed, in one commit.
 
+        The commit removes all other rows of the Delta partitions `replaced`. If there are any, `rows` must be in these.
         Idempotent: a second append of the same writer and batch writes nothing, and of two concurrent ones only the
         first writes. Raises ApplicationHeld if the writer is fenced, or another process has sealed a later batch.
         """
-        self.before_append()
+        (self.before_change if replaced else self.before_append)()
         failpoint("sealing")
         ordered = rows.sortWithinPartitions("part", *ORDER)
         written = WriterVersion(writer_id, batch_id)
         try:
-            self.append_rows(ordered, written)
+            self.append_rows(ordered, written, replaced)
         except Py4JJavaError as problem:
             if not is_concurrent(problem):
                 raise
             # An earlier holder of the lease, paused during a takeover between its check and its commit, has sealed
             # the batch. A batch seals the same rows in every process, and Delta now skips this append.
-            self.append_rows(ordered, written)
+            self.append_rows(ordered, written, replaced)
         # Delta skips silently. If this batch is the writer's newest one, its rows are in the table.
         if newest_version(self.log, writer_id) > batch_id:
             raise ApplicationHeld(

@@ -5,9 +5,10 @@ Delta decides only by partition which files a commit replaces, so a batch that s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
@@ -80,6 +81,13 @@ class DeltaStore:
         self.path = path
         self.before_append = before_append
         self.before_change = before_change
+        self._left_out: list[str] = []
+
+    def without(self, partitions: Iterable[str]) -> Self:
+        """Return the table for reads that leave out the rows of these Delta partitions."""
+        rest = copy(self)
+        rest._left_out = sorted(partitions)
+        return rest
 
     def exists(self) -> bool:
         """Return whether the table exists. Raises FormatMismatch."""
@@ -178,30 +186,37 @@ class DeltaStore:
     def all_rows(self, version: int | None = None) -> DataFrame:
         """Return all rows of the table, now or at `version`, including the rows of unfinished merges."""
         reader = self.spark.read.format("delta")
-        return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+        rows = (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+        return rows.where(~F.col("part").isin(self._left_out)) if self._left_out else rows
 
-    def append_rows(self, rows: DataFrame, written: WriterVersion | None = None) -> None:
+    def append_rows(
+        self, rows: DataFrame, written: WriterVersion | None = None, replaced: Collection[str] = ()
+    ) -> None:
         """Append `rows` in one commit. Writes nothing if `written`, or a later version of its writer, was committed.
 
+        The commit removes all rows of the Delta partitions `replaced`. If there are any, `rows` must be in these.
         Checks nothing: the caller has asked `before_append` or `before_change`. Raises Py4JJavaError.
         """
-        _written(rows.write.mode("append"), written).save(self.path)
+        writer = rows.write.mode("append")
+        if replaced:
+            condition = f"part IN ({', '.join(repr(partition) for partition in sorted(set(replaced)))})"
+            writer = rows.write.mode("overwrite").option("replaceWhere", condition)
+        _written(writer, written).save(self.path)
 
-    def overwrite(self, partitions: Iterable[str], rows: DataFrame, written: WriterVersion | None = None) -> None:
+    def overwrite(self, partitions: Collection[str], rows: DataFrame, written: WriterVersion | None = None) -> None:
         """Replace all rows of Delta partitions by `rows`, which must be in these.
 
         Writes nothing if `written`, or a later version of its writer, was committed.
         """
         self.before_change()
-        condition = f"part IN ({', '.join(repr(partition) for partition in sorted(set(partitions)))})"
         try:
-            _written(rows.write.mode("overwrite").option("replaceWhere", condition), written).save(self.path)
+            self.append_rows(rows, written, partitions)
         except Py4JJavaError as problem:
             # Delta refuses, and does not skip, a write that began before the later one was committed.
             if written is None or not is_concurrent(problem):
                 raise
 
-    def replace_partitions(self, partitions: Iterable[str], rows: DataFrame) -> None:
+    def replace_partitions(self, partitions: Collection[str], rows: DataFrame) -> None:
         """Replace all rows of Delta partitions by `rows`, in one commit and without reading the old rows.
 
         So it works where files are damaged or missing. Nothing else may write to the table meanwhile.

@@ -33,6 +33,7 @@ def seal_rest(
     writer_id: str,
     batch_settings: BatchSettings,
     ids: DataFrame | None = None,
+    replaced: int | None = None,
 ) -> int:
     """Seal the waiting messages that a checkpoint leaves, in the bucket before the first of `origin`.
 
@@ -44,6 +45,7 @@ def seal_rest(
             bucket once.
         batch_settings: how segments are cut.
         ids: the rows of their names, and of what is cancelled with them (`STORED_SCHEMA`), if any has a name.
+        replaced: the bucket of an earlier rest of the checkpoint, if any. Its rows are removed in the same commit.
 
     Returns the number of messages. Raises InvariantViolated, with nothing sealed, if messages would be lost or doubled,
     and ApplicationHeld if another process has fenced the writer.
@@ -52,7 +54,7 @@ def seal_rest(
     try:
         count = int(rest.selectExpr("coalesce(sum(count), 0)").collect()[0][0])
         # Names may be all that is left.
-        if count or ids is not None:
+        if count or ids is not None or replaced is not None:
             ordered = rest.repartition(origin.shards, "shard").sortWithinPartitions("shard", *ORDER)
             rows = ordered.mapInArrow(resealed(origin.overdue_bucket, batch_settings), from_arrow_schema(STORED_SCHEMA))
             rows = rows.persist()
@@ -60,7 +62,9 @@ def seal_rest(
                 sealed = rows.where(IS_METADATA).selectExpr("coalesce(sum(count), 0)").collect()[0][0]
                 if sealed != count:
                     raise InvariantViolated(f"{count} messages were left, but {sealed} would be sealed")
-                store.append(rows if ids is None else rows.union(ids), writer_id, origin.overdue_bucket)
+                bucket = origin.overdue_bucket
+                partitions = set() if replaced is None else rest_partitions(replaced) | rest_partitions(bucket)
+                store.append(rows if ids is None else rows.union(ids), writer_id, bucket, partitions)
             finally:
                 rows.unpersist()
     finally:

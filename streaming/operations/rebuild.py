@@ -184,7 +184,11 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     for writer_id in (before, writer_of_following(before), writer_of_state(before)):
         store.fence(writer_id)
     bounds = input_bounds(settings)
-    sealed_in = _sealed_rest(store, handed_over, bounds, gone)
+    sealed_before = rest_bucket(store, before)
+    sealed_in = None if sealed_before is None else _sealed_rest(store, sealed_before, handed_over, bounds, gone)
+    if sealed_before is not None and sealed_in is None:
+        # It stays until it is replaced: its records may expire before a next try.
+        store = store.without(rest_partitions(sealed_before))
     index = index_of(store, store.version())
     cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
     # These no longer wait where they were. But a moved message may not be staged yet.
@@ -208,7 +212,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     superseded = Superseded() if repeating is None else superseded_in(repeating)
     # 3. Choose the origin. The rest gets the next free bucket number, unless an earlier try has sealed it already.
     numbers = [*(row["bucket"] for row in store.metadata()), *buckets_of_ids(store)]
-    if (sealed_before := rest_bucket(store, before)) is not None:
+    if sealed_before is not None:
         numbers.append(sealed_before)
     next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
     bucket = next_bucket if sealed_in is None else sealed_in
@@ -253,7 +257,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
-        resealed = seal_rest(store, rest, origin, writer_of_input(handed_over.origin.checkpoint), batch_settings, ids)
+        resealed = seal_rest(store, rest, origin, writer_of_input(before), batch_settings, ids, sealed_before)
     if repeating is not None:
         repeating.unpersist()
     # 5. Switch over.
@@ -263,20 +267,17 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
 
 
-def _sealed_rest(store: BucketTable, handed_over: HandedOver, bounds: Bounds, gone: Collection[str]) -> int | None:
-    """Return the bucket in which an earlier try has sealed the rest, or None if it must be sealed.
+def _sealed_rest(
+    store: BucketTable, sealed_in: int, handed_over: HandedOver, bounds: Bounds, gone: Collection[str]
+) -> int | None:
+    """Return the bucket `sealed_in`, in which an earlier try has sealed the rest, or None if it must be sealed again.
 
-    If `repair` has removed messages since, the rest is removed as a whole, and sealed again. It is kept if it has
-    messages that can no longer be accepted again.
+    If `repair` has removed messages since, all of the rest is sealed again. It is kept if it has messages that can no
+    longer be accepted again.
     """
-    checkpoint = handed_over.origin.checkpoint
-    sealed_in = rest_bucket(store, checkpoint)
-    if sealed_in is None:
-        return None
-    if is_repaired(store, checkpoint, sealed_in):
+    if is_repaired(store, handed_over.origin.checkpoint, sealed_in):
         expired = not_read_again(only_in(store, sealed_in), bounds, handed_over, gone)
         if not expired:
-            store.delete(rest_partitions(sealed_in))
             return None
         log.warning(
             "messages that `repair` has removed are not accepted again: an interrupted rescale or rebuild has sealed "

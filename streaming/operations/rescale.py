@@ -34,7 +34,6 @@ from streaming.checkpoint.handover import (
     check_rest,
     is_repaired,
     rest_bucket,
-    rest_partitions,
     seal_rest,
     switch_over,
     writer_of_birth,
@@ -172,8 +171,7 @@ def _bucket_of_state(store: BucketTable, checkpoint: str, bucket: int) -> int:
     if sealed is None:
         return bucket
     if is_repaired(store, checkpoint, sealed):
-        # The state still has all of it.
-        store.delete(rest_partitions(sealed))
+        # The state may have all of it. What is left stays until it is replaced.
         return sealed + 1
     check_rest(store, sealed)
     return sealed
@@ -186,4 +184,6 @@ def _seal_state(store: BucketTable, current: Checkpoint, committed: int, origin:
         left_in_state(origin.shards), from_arrow_schema(LEFT_SCHEMA)
     )
     # Under the id of the old checkpoint: a second try finds it sealed, even with another number of shards.
-    return seal_rest(store, rest, origin, writer_of_state(current.origin.checkpoint), batch_settings)
+    checkpoint = current.origin.checkpoint
+    replaced = rest_bucket(store, checkpoint)
+    return seal_rest(store, rest, origin, writer_of_state(checkpoint), batch_settings, replaced=replaced)

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -22,17 +23,18 @@ from sinks.internal_topics.progress import announce_origin, marker_key
 from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.buckets.parts import chunks_of, sealed_part
+from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import rest_bucket, writer_of_state
+from streaming.checkpoint.handover import rest_bucket, seal_rest, writer_of_state
 from streaming.operations import rebuild
 from streaming.operations.repair import Repair, _repair
 from streaming.operations.rescale import _bucket_of_state
 from streaming.storage.failures import translate_storage_errors
 from tests.conftest import MakeSettings
-from tests.messages import some_batch_settings
-from tests.streaming.sealed import cut_short, repairing, sealed_rows, waiting_offsets
+from tests.messages import messages, some_batch_settings
+from tests.streaming.sealed import cut_short, repairing, waiting_offsets
 
 COUNT = 40
 SHARDS = 4
@@ -120,6 +122,11 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
         partition = TopicPartition(settings.topics.input[0], 0, left[0] + 1)
         admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
         admin.delete_records([partition])[partition].result()
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild, "switch_over" if are_expired else "seal_rest", _cut_off)
+        with pytest.raises(CutOff):
+            _rebuild(spark, settings, store, lease)
+    assert waiting_offsets(store) == left
     _rebuild(spark, settings, store, lease)
     assert waiting_offsets(store) == (left if are_expired else list(range(COUNT)))
     warning = "others with them, and 1 of these are no longer in the input topics"
@@ -131,21 +138,27 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
 def test_a_rescale_seals_the_state_again_after_a_repair_of_it(
     spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, tmp_path: Path
 ) -> None:
+    rows = ({"deliver_at_ms": 99, "offset": at, "output_partition": at % SHARDS} for at in range(COUNT))
+    rest = spark.createDataFrame(pa.Table.from_batches(left_rows(messages(rows), SHARDS), LEFT_SCHEMA))
+
     def seal(bucket: int) -> None:
-        rows = sealed_rows(spark, bucket, [{"deliver_at_ms": 99, "offset": 1}], some_batch_settings())
-        store.append(rows, writer_of_state("one"), bucket)
+        origin, replaced = CheckpointOrigin("two", 2, SHARDS, first_bucket=bucket + 1), rest_bucket(store, "one")
+        seal_rest(store, rest, origin, writer_of_state("one"), some_batch_settings(), replaced=replaced)
 
     assert _bucket_of_state(store, "one", 7) == 7
     seal(7)
     assert _bucket_of_state(store, "one", 7) == 7
-    (file,) = _files_of(store, 7)
+    file, *_ = _files_of(store, 7)
     cut_short(file)
     with pytest.raises(BucketUnreadable, match=file.name), translate_storage_errors(settings):
         _bucket_of_state(store, "one", 7)
 
     assert _repaired(spark, settings, lease, tmp_path / "report.json").interrupted == "rescale"
-    assert waiting_offsets(store) == []
+    left = waiting_offsets(store)
+    assert 0 < len(left) < COUNT
     assert _bucket_of_state(store, "one", 7) == 8
+    assert waiting_offsets(store) == left
     seal(8)
     assert _bucket_of_state(store, "one", 7) == 8
-    assert waiting_offsets(store) == [1]
+    assert waiting_offsets(store) == list(range(COUNT))
+    assert {row["bucket"] for row in store.metadata()} == {8}

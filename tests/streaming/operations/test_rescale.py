@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.errors import SparkRuntimeException
 from pyspark.sql import SparkSession
 
 from conf.errors import ApplicationHeld, CheckpointMismatch, CheckpointUnreadable
@@ -23,13 +24,15 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
+from streaming.checkpoint.handover import writer_of_repaired_rest, writer_of_state
 from streaming.checkpoint.recovery import recover
-from streaming.operations.rescale import _rescale, refuse_replaced
+from streaming.operations.rescale import _hand_over, _rescale, refuse_replaced
+from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.messages import some_batch_settings
 from tests.streaming.checkpoint_logs import commit, plan
-from tests.streaming.sealed import sealed_rows
+from tests.streaming.sealed import sealed_rows, waiting_offsets
 
 FIRST = CheckpointOrigin("one", 1, 2)
 SECOND = replace(FIRST, checkpoint="two", generation=2)
@@ -126,3 +129,16 @@ def test_a_rescale_that_was_paused_until_another_process_took_the_lease_retires_
     with pytest.raises(ApplicationHeld):
         _rescale(spark, settings, 3, lease)
     assert not checkpoint.is_retired()
+
+
+def test_a_rescale_without_its_state_keeps_what_a_repair_has_left_of_the_rest(
+    spark: SparkSession, settings: Settings, lease: HeldLease, checkpoint: Checkpoint
+) -> None:
+    """The power failed after it had sealed the state, whose newest files are lost too. A rebuild needs the rest."""
+    store, own = BucketTable(spark, buckets_path(settings)), checkpoint.origin.checkpoint
+    rows = sealed_rows(spark, 1, [{"deliver_at_ms": 99, "offset": 7}], some_batch_settings())
+    store.append(rows, writer_of_state(own), 1)
+    store.fence(writer_of_repaired_rest(own, 1))
+    with pytest.raises(SparkRuntimeException, match="Failed to read the state"):
+        _hand_over(store, guarded_log(spark, settings), settings, 3, checkpoint, lease)
+    assert waiting_offsets(store) == [7]
