@@ -85,12 +85,12 @@ def rest_partitions(bucket: int) -> set[str]:
     return {chunks_of(part), metadata_of(part), *(kind.partition(bucket) for kind in IdRows)}
 
 
-def is_repaired(store: BucketTable, checkpoint: str, bucket: int) -> bool:
-    """Return whether `repair` has removed messages while `bucket` had the rest of `checkpoint`.
+def is_repaired(store: BucketTable, bucket: int) -> bool:
+    """Return whether `repair` has removed messages while `bucket` had the rest of a checkpoint.
 
     The rest was chosen by what the table had. So it should be sealed again, in a later bucket.
     """
-    return store.is_fenced(writer_of_repaired_rest(checkpoint, bucket))
+    return store.is_fenced(writer_of_repaired_rest(bucket))
 
 
 def check_rest(store: BucketTable, bucket: int) -> None:
@@ -119,9 +119,12 @@ def writer_of_repair(checkpoint: str) -> str:
     return f"{checkpoint}-repair"
 
 
-def writer_of_repaired_rest(checkpoint: str, bucket: int) -> str:
-    """Return the writer that is fenced before `repair` removes messages while `bucket` has the rest of `checkpoint`."""
-    return f"{checkpoint}-rest-{bucket}-repaired"
+def writer_of_repaired_rest(bucket: int) -> str:
+    """Return the writer that is fenced before `repair` removes messages while `bucket` has the rest of a checkpoint.
+
+    Not named by the checkpoint: once the next one is announced, the markers do not have the one before.
+    """
+    return f"rest-{bucket}-repaired"
 
 
 def writer_of_birth(checkpoint: str) -> str:

@@ -275,7 +275,7 @@ def _sealed_rest(
     If `repair` has removed messages since, all of the rest is sealed again. It is kept if it has messages that can no
     longer be accepted again.
     """
-    if is_repaired(store, handed_over.origin.checkpoint, sealed_in):
+    if is_repaired(store, sealed_in):
         expired = not_read_again(only_in(store, sealed_in), bounds, handed_over, gone)
         if not expired:
             return None

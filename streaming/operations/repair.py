@@ -24,8 +24,9 @@ from sinks.topics.partitions import partition_counts
 from sinks.topics.topics import check_topics
 from state.buckets.parts import IdRows
 from state.checkpoint.batch_settings import PRECISION_BITS
-from state.checkpoint.handed_over import newest_checkpoint
+from state.checkpoint.handed_over import HandedOver, newest_checkpoint
 from state.checkpoint.origin import Offsets
+from streaming.checkpoint.current import current_checkpoint, newest_generation
 from streaming.checkpoint.handover import (
     rest_bucket,
     rest_partitions,
@@ -40,6 +41,8 @@ from streaming.storage.checks import check_storage
 from streaming.storage.failures import translate_storage_errors
 from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
+
+_REBUILD = "rebuild --discard-checkpoint"
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,9 @@ def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path, l
     checkpoint = handed_over.origin.checkpoint if handed_over else ""
     rest = rest_bucket(store, checkpoint) if handed_over else None
     interrupted = None if rest is None else _interrupted(store, checkpoint, rest, corruption)
+    if rest is None and handed_over and _is_only_announced(spark, settings, handed_over):
+        rest = handed_over.origin.overdue_bucket
+        interrupted = "rescale" if current_checkpoint(spark, settings).is_retired() else _REBUILD
     result = Repair(store.path, version, corruption, lost, taken_out, interrupted)
     guard.check()
     if result.taken_out:
@@ -130,7 +136,7 @@ def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path, l
             # The present occurrence of a message that repeats may be gone, and the one before be left, or the record.
             store.fence(writer_of_repair(checkpoint))
         if rest is not None:
-            store.fence(writer_of_repaired_rest(checkpoint, rest))
+            store.fence(writer_of_repaired_rest(rest))
         with repaired(store, corruption, PRECISION_BITS) as (partitions, rows):
             # Before the commit, which removes the ids from the table.
             _write(report, result)
@@ -143,7 +149,13 @@ def _interrupted(store: BucketTable, checkpoint: str, rest: int, corruption: Cor
     is_of_rescale = store.newest_of(writer_of_state(checkpoint)) == rest and not store.is_fenced(checkpoint)
     # A rescale has the whole state. It accepts no message again that another bucket has lost.
     is_all_damage = {file.part for file in corruption.files} <= rest_partitions(rest)
-    return "rescale" if is_of_rescale and is_all_damage else "rebuild --discard-checkpoint"
+    return "rescale" if is_of_rescale and is_all_damage else _REBUILD
+
+
+def _is_only_announced(spark: SparkSession, settings: Settings, handed_over: HandedOver) -> bool:
+    """Return whether a switch was cut off before the pointer to the new checkpoint, which the markers have."""
+    origin = handed_over.origin
+    return handed_over.last_batch < 0 < origin.first_bucket and newest_generation(spark, settings) < origin.generation
 
 
 def _lost(settings: Settings, ids: Ids, origin_offsets: Offsets) -> Iterator[Lost]:

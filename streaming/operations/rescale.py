@@ -170,7 +170,7 @@ def _bucket_of_state(store: BucketTable, checkpoint: str, bucket: int) -> int:
     sealed = rest_bucket(store, checkpoint)
     if sealed is None:
         return bucket
-    if is_repaired(store, checkpoint, sealed):
+    if is_repaired(store, sealed):
         # The state may have all of it. What is left stays until it is replaced.
         return sealed + 1
     check_rest(store, sealed)

@@ -27,7 +27,7 @@ from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import rest_bucket, seal_rest, writer_of_state
+from streaming.checkpoint.handover import rest_bucket, seal_rest, writer_of_birth, writer_of_state
 from streaming.operations import rebuild
 from streaming.operations.repair import Repair, _repair
 from streaming.operations.rescale import _bucket_of_state
@@ -135,8 +135,9 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
     assert origin.overdue_bucket == (sealed_in if are_expired else sealed_in + 1)
 
 
+@pytest.mark.parametrize("is_announced", [False, True])
 def test_a_rescale_seals_the_state_again_after_a_repair_of_it(
-    spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, tmp_path: Path
+    spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, tmp_path: Path, is_announced: bool
 ) -> None:
     rows = ({"deliver_at_ms": 99, "offset": at, "output_partition": at % SHARDS} for at in range(COUNT))
     rest = spark.createDataFrame(pa.Table.from_batches(left_rows(messages(rows), SHARDS), LEFT_SCHEMA))
@@ -153,6 +154,10 @@ def test_a_rescale_seals_the_state_again_after_a_repair_of_it(
     with pytest.raises(BucketUnreadable, match=file.name), translate_storage_errors(settings):
         _bucket_of_state(store, "one", 7)
 
+    if is_announced:
+        current_checkpoint(spark, settings).retire()
+        store.fence(writer_of_birth("two"))
+        announce_origin(settings, CheckpointOrigin("two", 2, SHARDS, first_bucket=8))
     assert _repaired(spark, settings, lease, tmp_path / "report.json").interrupted == "rescale"
     left = waiting_offsets(store)
     assert 0 < len(left) < COUNT

@@ -138,7 +138,7 @@ def test_a_rescale_without_its_state_keeps_what_a_repair_has_left_of_the_rest(
     store, own = BucketTable(spark, buckets_path(settings)), checkpoint.origin.checkpoint
     rows = sealed_rows(spark, 1, [{"deliver_at_ms": 99, "offset": 7}], some_batch_settings())
     store.append(rows, writer_of_state(own), 1)
-    store.fence(writer_of_repaired_rest(own, 1))
+    store.fence(writer_of_repaired_rest(1))
     with pytest.raises(SparkRuntimeException, match="Failed to read the state"):
         _hand_over(store, guarded_log(spark, settings), settings, 3, checkpoint, lease)
     assert waiting_offsets(store) == [7]
