@@ -15,6 +15,7 @@ from conf.errors import ApplicationHeld, CheckpointMismatch
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
+from sinks.buckets.merge_commits import merge_token
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
 from sinks.internal_topics.recalled_writer import RecalledWriter
@@ -30,6 +31,7 @@ from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import newest_generation
 from streaming.checkpoint.handover import writer_of_following, writer_of_input, writer_of_state
 from streaming.checkpoint.recreated_inputs import recreated_inputs
+from streaming.storage.guarded_log import GuardedLog
 
 
 def begin(
@@ -37,6 +39,7 @@ def begin(
     settings: Settings,
     checkpoint: Checkpoint,
     store: BucketTable,
+    guard: GuardedLog,
     markers: list[Progress | None],
     fresh: bool,
     lease: HeldLease,
@@ -49,6 +52,10 @@ def begin(
         # Before the fence too: behind it, neither the earlier checkpoint nor a rebuild of it can go on.
         _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh:
+            if lease.after_a_crash:
+                # If this start is cut off, the next one keeps no entry that was there before it.
+                store.create(from_arrow_schema(STORED_SCHEMA))
+                guard.take_over(store, merge_token(store, lease.fencing_token))
             _fence_earlier(store, markers)
             _refuse_second_beginning(checkpoint, store, markers, fresh)
         if fresh and store.exists():

@@ -117,7 +117,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
         checkpoint.forget_planned(planned)
         planned = checkpoint.last_planned()
     if planned is None:
-        begin(spark, settings, checkpoint, store, markers, fresh, lease)
+        begin(spark, settings, checkpoint, store, guard, markers, fresh, lease)
     if checkpoint.is_retired():
         raise CheckpointMismatch(
             f"`delayline rescale` was replacing {checkpoint.path} and was interrupted. Run it again"

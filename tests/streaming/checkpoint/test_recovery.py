@@ -30,10 +30,11 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress
 from state.order import OrderKey
-from streaming.checkpoint import recovery
+from streaming.checkpoint import beginning, recovery
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import Recovered, recover
+from streaming.storage import guarded_log
 from streaming.storage.guarded_log import GuardedLog
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
@@ -286,6 +287,26 @@ def test_after_a_fresh_start_nothing_of_the_checkpoint_before_is_sealed(
             recovered.store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), writer_id, 1)
     assert recovered.store.metadata() == []
     assert not recovered.store.is_fenced(fresh.checkpoint)
+
+
+def test_a_fresh_start_after_a_crash_keeps_the_first_entry_that_it_writes(
+    spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was cut off may replace that one, also after this start is cut off."""
+    monkeypatch.setattr(guarded_log, "is_on_s3", lambda _: True)
+    store = recover(spark, settings, False, lease).store
+    first = f"{store.version() + 1:020d}.json"
+    shutil.rmtree(tmp_path / "checkpoint")
+    lease.close()
+
+    def cut_off(*_: Any) -> None:
+        raise ApplicationHeld("the process ends here")
+
+    monkeypatch.setattr(beginning, "announce_origin", cut_off)
+    with closing(lease_after_a_crash(settings, "run")) as after, pytest.raises(ApplicationHeld):
+        recover(spark, settings, True, after)
+    kept = (tmp_path / "log-copies" / first).read_text()
+    assert kept == (tmp_path / "buckets" / "_delta_log" / first).read_text()
 
 
 def test_a_fresh_start_that_is_refused_does_no_harm(
