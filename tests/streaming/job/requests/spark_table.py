@@ -27,11 +27,11 @@ class SparkTable(BucketTable):
         """As `streaming.job.requests.search.driver_rows`."""
         return search.driver_rows(frame)
 
-    def append(self, rows: Any, writer_id: str, batch_id: int) -> None:
+    def append(self, rows: Any, writer_id: str, batch_id: int, replaced: Collection[str] = ()) -> None:
         """Store rows once, in one task."""
         if isinstance(rows, pa.Table):
             rows = self.spark.createDataFrame(rows, from_arrow_schema(STORED_SCHEMA)).coalesce(1)
-        super().append(rows, writer_id, batch_id)
+        super().append(rows, writer_id, batch_id, replaced)
 
     def join_names(self, numbers: Collection[int], due_before_ms: int) -> None:
         """As `sinks.buckets.join_commits.join_names`."""
