@@ -6,7 +6,8 @@ while the job is down. A consumer group divides the shards between the processes
 Read `process` (a member of its group), `context` (shared by its shards), `shard` (the steps for one shard), and the
 modules that these steps use:
 
-- To read: `log_reader`, `log_end` (whether messages are left), `near_end` (for which requests wait).
+- To read: `log_reader`, `log_consumers` (the records of both logs), `log_end` (whether messages are left), `near_end`
+  (for which requests wait).
 - To plan, the pure core: `pending` (the messages to release next), `planned` (a transaction), `encoded_chunks` (waiting
   chunks, in memory or not), `incoming` (the next chunk to take in), `open_chunks` and `ordered_merge` (decoded
   messages, put in order), `partition_needs` (where they go), `room` (the limits of a transaction) and `rate_limiter`.

@@ -1,58 +1,23 @@
-"""Reads the two logs of a shard: first up to their ends, then new records.
-
-It has two consumers, each for both logs. One waits at the broker for new records. The other reads the existing records
-and does not wait for more, so that it finds the ends of the logs at once. More records may have come behind these ends
-while earlier ones were taken in. Releasing without these records would break the order. So it reads on until it has
-everything that was there a moment ago.
-
-It does the same after a stall: its caller was busy for a while, or the process was paused, and records have come since
-then that are due before others that it knows.
-"""
+"""Reads the chunks of a shard's two logs: first up to their ends, then new ones (`log_consumers`)."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
-
 from conf.errors import BrokerUnreachable, ReadyLogLost
-from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import is_transient_read
 from conf.kafka.headers import read_headers
-from conf.kafka.rights import is_refusal, right_missing, right_named
+from conf.kafka.rights import right_named
 from conf.settings import Settings
-from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Log, LogPosition, Place, Position, topics_of
 from sinks.ready_log.chunk import ChunkSummary, Headers, is_chunk, messages_of, summary_of
-from sinks.release.wall_clock import now_ms
+from sinks.release.log_consumers import LOST_REMEDY, TIMEOUT_S, LogConsumers
 from sinks.topics.topic_ids import topic_id
 
 log = logging.getLogger(__name__)
 
-# How many records are taken at a time, and how often in one call.
-_MOST_AT_ONCE, _MOST_TIMES = 100, 10
-_TIMEOUT_S = 30.0
-# The most that a reader may fetch ahead. A larger record is fetched alone.
-_PREFETCH_KBYTES = 4096
-# How long requested ends of the logs count as present, and how long the consumer for new records may take for its first
-# answer. No message is due less than 0.3 s after it has come, except for messages that cannot be put in order anyway.
-_PRESENT_S, _FIRST_ANSWER_S = 0.1, 0.15
-# If the caller reads again later than that, new records may be due already, and are read up to the ends.
-_STALL_MS = 150
-# After this many requests for the ends, a busy host gets more time for each request: it must not repeat them forever.
-_MOST_QUESTIONS = 20
-# A larger gap is not read through, but sought across.
-_GAP = 50
-_REMEDY = (
-    "Staged messages that are not released yet are lost there, unless you restore the brokers' own data. A topic that "
-    "is filled from a copy is another topic. `delayline repair --ready-log` skips the missing records, and prints how "
-    "many are lost"
-)
 _NO_POSITION_REMEDY = (
     "The position topic was lost, or staged messages. `delayline repair --ready-log` sets a position, after which some "
     "messages may come a second time"
@@ -62,61 +27,39 @@ _NO_POSITION_REMEDY = (
 class LogReader:
     """Reads `shard` from `position` on, or from the beginning without one. A context manager.
 
-    `position` is the one to go on from. `at_end` says whether all that was there lately has been read. `ends` has the
-    offsets below which all of each log is read, records without messages included. If `damaged` is set to a dictionary,
-    it gets the chunks that cannot be read, which are not yielded then.
-
-    It has a consumer up to the ends of the logs and one for new records, and the state of a change between them.
+    `position` is the one to go on from. If `damaged` is set to a dictionary, it gets the chunks that cannot be read,
+    which are not yielded then.
     """
 
     def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, position: Position | None) -> None:
-        """Open a consumer. Raises ReadyLogLost, TopicMissing, KafkaException, BrokerUnreachable."""
+        """Open the consumers. Raises ReadyLogLost, TopicMissing, KafkaException, BrokerUnreachable."""
         self._topics, self._shard = topics_of(settings), shard
-        self._logs = {topic: log for log, topic in self._topics.items()}
         found = {log: self._id_of(options, log) for log in Log}
         self._has_position = position is not None
         self.position = position or Position(LogPosition(found[Log.READY]), LogPosition(found[Log.NEAR]))
-        self.at_end = False
         self.damaged: dict[Place, ReadyLogLost] | None = None
-        self.ends = {log: self.position.of(log).lowest for log in Log}
-        # The ends of the logs as last requested, when that was (by the monotonic clock), and how often it was done.
-        self._sought = dict(self.ends)
-        self._sought_s, self._questions = -math.inf, 0
-        # Until when to wait for the first answer of the consumer for new records; None while it is not in use.
-        self._answer_by_s: float | None = None
-        # Whether that consumer was ever in use, and how often a stall has ended that since the ends were reached.
-        self._follows, self._stalls = False, 0
-        # When the last call of `read` had an answer, epoch ms: by the clock by which messages are due.
-        self.read_ms = now_ms()
-        # Up to where the consumer for new records has come, and the end of the last record that either has returned.
-        self._came, self._found = dict(self.ends), dict(self.ends)
-        self._options = {
-            **options,
-            "group.id": f"{settings.ready_topic}-reader",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-            # With a rack, a follower may answer, which has new records later.
-            "client.rack": "",
-            "fetch.min.bytes": 1,
-            "fetch.error.backoff.ms": 20,
-            "queued.max.messages.kbytes": _PREFETCH_KBYTES,
-            # How long the client pauses when it has that much: a second by default.
-            "fetch.queue.backoff.ms": 5,
-            "fetch.message.max.bytes": 1024 * 1024,
-            # The client's most: it must be above fetch.max.bytes, and above message.max.bytes, of [kafka].
-            "receive.message.max.bytes": 2**31 - 1,
-            "log_level": 2,
-        }
-        self._coming = Consumer(self._options | {"fetch.wait.max.ms": 500}, logger=client_log(log))
-        self._there = Consumer(self._options | {"fetch.wait.max.ms": 10}, logger=client_log(log))
+        self._consumers = LogConsumers(settings, options, shard)
         try:
             self._check(found)
-            self._there.assign([self._partition(log, self.ends[log]) for log in Log])
+            self._consumers.begin({log: self.position.of(log).lowest for log in Log})
         except BaseException:
             self.close()
             raise
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that was there lately has been read."""
+        return self._consumers.at_end
+
+    @property
+    def ends(self) -> Mapping[Log, int]:
+        """The offsets below which all of each log is read, records without messages included."""
+        return self._consumers.ends
+
+    @property
+    def read_ms(self) -> int:
+        """When the last call of `read` had an answer, epoch ms."""
+        return self._consumers.fetched_ms
 
     def read(self, timeout_s: float) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
         """Yield place, summary and payload of the chunks that have come; wait for the first one up to `timeout_s`.
@@ -124,56 +67,27 @@ class LogReader:
         Ignores records of other writers, with a warning. Raises ReadyLogLost, RightMissing, FormatMismatch;
         KafkaException after all that has come, so that the caller may go on later.
         """
-        if self._answer_by_s is None:
-            self._follow_at_ends()
-        follows = self._answer_by_s is not None
-        consumer = self._coming if follows else self._there
-        first = consumer.poll(timeout_s)
-        read_ms, self.read_ms = self.read_ms, now_ms()
-        # A busy host gets more time after each stall: it must not read up to the ends forever.
-        if follows and self.read_ms > read_ms + timeout_s * 1000 + _STALL_MS * (1 + self._stalls):
-            self._read_up_to_ends()
-        messages, is_whole = _fetched(consumer, first)
-        # This one must not fall behind meanwhile: what is released is deleted.
-        also = _fetched(self._coming)[0] if self._follows and not follows else []
-        failure: KafkaException | None = None
         foreign: list[Place] = []
-        for message, has_come in chain(((each, follows) for each in messages), ((each, True) for each in also)):
-            if _is_eof(message):
-                self._reach(self._log_of(message), message.offset() or 0, has_come)
-                continue
-            try:
-                if not self._is_record(message):
-                    continue
-            except KafkaException as problem:
-                failure = failure or problem
-                continue
-            place, headers, payload = self._place_of(message), read_headers(message), message.value() or b""
-            is_new = place.offset >= self.ends[place.log]
-            self._reach(place.log, place.offset + 1, has_come)
-            self._found[place.log] = max(self._found[place.log], place.offset + 1)
-            if is_new and not is_chunk(headers, payload):
-                foreign.append(place)
-            elif is_new and not self.position.skips(place):
-                yield from self._chunk(place, headers, payload)
-        if foreign:
-            log.warning(
-                "ignoring %d records that Delayline did not write, beginning with %s. They hold no messages. "
-                "Only Delayline may write to this topic",
-                len(foreign), self._name(foreign[0]),
-            )  # fmt: skip
-        if self._answer_by_s is not None and (first is not None or time.monotonic() > self._answer_by_s):
-            self._answer_by_s = -math.inf
-            self.at_end = is_whole and all(self._came[log] >= self._found[log] for log in Log)
-            self._stalls = 0 if self.at_end else self._stalls
-        if failure is not None:
-            raise failure
+        try:
+            for place, message in self._consumers.fetch(timeout_s):
+                headers, payload = read_headers(message), message.value() or b""
+                if not is_chunk(headers, payload):
+                    foreign.append(place)
+                elif not self.position.skips(place):
+                    yield from self._chunk(place, headers, payload)
+        finally:
+            if foreign:
+                log.warning(
+                    "ignoring %d records that Delayline did not write, beginning with %s. They hold no messages. "
+                    "Only Delayline may write to this topic",
+                    len(foreign), self._consumers.name(foreign[0]),
+                )  # fmt: skip
 
     def _chunk(self, place: Place, headers: Headers, payload: bytes) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
         try:
-            summary = summary_of(headers, self._name(place))
+            summary = summary_of(headers, self._consumers.name(place))
             if self.damaged is not None:
-                messages_of(payload, self._name(place))
+                messages_of(payload, self._consumers.name(place))
         except ReadyLogLost as problem:
             if self.damaged is None:
                 raise
@@ -182,7 +96,7 @@ class LogReader:
             yield place, summary, payload
 
     def read_to_end(self) -> Iterator[tuple[Place, ChunkSummary, bytes]]:
-        """Yield the chunks of `read`, until everything that was there lately has been read.
+        """Yield the chunks of `read`, until all that was there lately has been read.
 
         Raises the errors of `read`, and BrokerUnreachable if nothing more can be read for 30 s: a partition without a
         leader gets one again in time.
@@ -192,41 +106,17 @@ class LogReader:
             yield from self.read(1.0)
             if self.ends != ends:
                 ends, heard_s = dict(self.ends), time.monotonic()
-            elif time.monotonic() > heard_s + _TIMEOUT_S:
-                behind = [self._name(Place(log, end)) for log, end in ends.items() if end < self._sought[log]]
-                raise BrokerUnreachable(f"could not read on from {' and '.join(behind)} within {_TIMEOUT_S:g} s")
+            elif time.monotonic() > heard_s + TIMEOUT_S:
+                behind = " and ".join(map(self._consumers.name, self._consumers.behind))
+                raise BrokerUnreachable(f"could not read on from {behind} within {TIMEOUT_S:g} s")
 
     def read_again(self, places: Sequence[Place]) -> Iterator[tuple[Place, bytes]]:
-        """Yield the payloads of the chunks at `places`, ascending.
-
-        Raises ReadyLogLost, RightMissing, BrokerUnreachable, KafkaException.
-        """
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        for _, own in groupby(places, key=lambda place: place.log):
-            wanted = list(own)
-            at: Place | None = None
-            while wanted:
-                if at is None or wanted[0].offset - at.offset > _GAP:
-                    self._there.assign([self._partition(*wanted[0])])
-                message = self._there.poll(1.0)
-                if message is None and time.monotonic() < deadline_s:
-                    continue
-                if message is None or _is_eof(message):
-                    raise BrokerUnreachable(f"cannot read {self._name(wanted[0])} again")
-                if not self._is_record(message):
-                    continue
-                at = self._place_of(message)
-                if at > wanted[0]:
-                    raise ReadyLogLost(f"{self._name(wanted[0])} is gone. {_REMEDY}")
-                if at == wanted[0]:
-                    wanted.pop(0)
-                    yield at, message.value() or b""
-        self._there.unassign()
+        """Do what `LogConsumers.read_again` does."""
+        return self._consumers.read_again(places)
 
     def close(self) -> None:
         """Close the consumers."""
-        self._coming.close()
-        self._there.close()
+        self._consumers.close()
 
     def __enter__(self) -> LogReader:
         return self
@@ -238,67 +128,11 @@ class LogReader:
         with right_named("Read", f"topic {self._topics[log]}"):
             return topic_id(options, self._topics[log])
 
-    def _follow_at_ends(self) -> None:
-        """Go on with new records at the ends of the logs, if these are the present ends.
-
-        Raises RightMissing, KafkaException.
-        """
-        if self._is_behind():
-            return
-        if time.monotonic() > self._sought_s + _PRESENT_S * max(1, self._questions - _MOST_QUESTIONS):
-            asked_s = time.monotonic()
-            # By the other consumer, which is connected then. Once that waits for records, a question waits behind it.
-            asker = self._there if self._follows else self._coming
-            for log in Log:
-                with right_named("Read", f"topic {self._topics[log]}"):
-                    self._sought[log] = bounds(asker, self._partition(log), asked_s + _TIMEOUT_S)[1]
-            self._sought_s = time.monotonic()
-            self._questions += 1
-            if self._is_behind():
-                return
-        # Records that this consumer has fetched since then are read by the other one.
-        self._there.unassign()
-        self._answer_by_s, self.read_ms = time.monotonic(), now_ms()
-        if not self._follows:
-            self._coming.assign([self._partition(log, end) for log, end in self.ends.items()])
-            self._came = dict(self.ends)
-            self._answer_by_s += _FIRST_ANSWER_S
-            self._follows = True
-
-    def _read_up_to_ends(self) -> None:
-        """Read up to the present ends of the logs, with both consumers."""
-        self.at_end, self._answer_by_s = False, None
-        self._stalls += 1
-        self._sought_s, self._questions = -math.inf, 0
-        self._there.assign([self._partition(log, end) for log, end in self.ends.items()])
-
-    def _reach(self, log: Log, end: int, has_come: bool) -> None:
-        self.ends[log] = max(self.ends[log], end)
-        if has_come:
-            self._came[log] = max(self._came[log], end)
-
-    def _is_behind(self) -> bool:
-        """Return whether a log is not yet read up to its known end: a busy log never reports its end itself."""
-        return any(self.ends[log] < self._sought[log] for log in Log)
-
-    def _is_record(self, message: Message) -> bool:
-        """Return False for an error that passes. Raises ReadyLogLost, RightMissing, KafkaException for others."""
-        error = message.error()
-        if error is None:
-            return True
-        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise ReadyLogLost(f"{message.topic()}/{self._shard}: {error.str()}. {_REMEDY}")
-        if is_transient_read(error):
-            return False
-        if is_refusal(error):
-            raise right_missing("Read", f"topic {message.topic()}")
-        raise KafkaException(error)
-
     def _check(self, found: Mapping[Log, str]) -> None:
         """Raise ReadyLogLost if a log is not the log of the position, or lacks records."""
         wrong = [problem for log in Log if (problem := self._problem_of(log, found[log]))]
         if wrong:
-            raise ReadyLogLost(f"{'; '.join(wrong)}. {_REMEDY if self._has_position else _NO_POSITION_REMEDY}")
+            raise ReadyLogLost(f"{'; '.join(wrong)}. {LOST_REMEDY if self._has_position else _NO_POSITION_REMEDY}")
 
     def _problem_of(self, log: Log, found: str) -> str:
         """Return the problem with `log`, or "" if there is no problem. Its topic has the id `found`."""
@@ -306,7 +140,7 @@ class LogReader:
         # This comes first: another topic may also lack the partition, but that is not the main problem.
         if own.topic_id != found:
             return f"{place} is not the topic ({found}) that was released before"
-        low, high = bounds(self._there, self._partition(log), time.monotonic() + _TIMEOUT_S)
+        low, high = self._consumers.bounds(log)
         if low > own.lowest and not self._has_position:
             return f"{place} begins at offset {low}, and the shard has no position"
         if low > own.lowest:
@@ -314,33 +148,3 @@ class LogReader:
         if high < own.taken_in:
             return f"{place} ends at offset {high}, but was already read up to {own.taken_in}"
         return ""
-
-    def _partition(self, log: Log, offset: int = OFFSET_INVALID) -> TopicPartition:
-        return TopicPartition(self._topics[log], self._shard, offset)
-
-    def _log_of(self, message: Message) -> Log:
-        return self._logs[message.topic() or ""]
-
-    def _place_of(self, message: Message) -> Place:
-        offset = message.offset()
-        assert offset is not None
-        return Place(self._log_of(message), offset)
-
-    def _name(self, place: Place) -> str:
-        return f"{self._topics[place.log]}/{self._shard} at offset {place.offset}"
-
-
-def _fetched(consumer: Consumer, first: Message | None = None) -> tuple[list[Message], bool]:
-    """Return `first` and what `consumer` has fetched, and whether that is all: it may fetch faster than we read."""
-    messages = [] if first is None else [first]
-    for _ in range(_MOST_TIMES):
-        more = consumer.consume(_MOST_AT_ONCE, 0)
-        messages += more
-        if len(more) < _MOST_AT_ONCE:
-            return messages, True
-    return messages, False
-
-
-def _is_eof(message: Message) -> bool:
-    error = message.error()
-    return error is not None and error.code() == KafkaError._PARTITION_EOF

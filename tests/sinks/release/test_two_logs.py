@@ -18,6 +18,7 @@ from sinks.internal_topics.position import Log, Place
 from sinks.ready_log.chunk import chunk_record
 from sinks.release import log_reader
 from sinks.release.incoming import Incoming
+from sinks.release.log_consumers import consumer_options
 from sinks.release.log_reader import LogReader
 from sinks.release.near_end import NearEnd
 from sinks.release.wall_clock import now_ms
@@ -161,8 +162,7 @@ def test_a_plan_does_not_go_beyond_what_was_read_before_a_pause(
 
 
 def test_no_follower_is_asked_which_has_new_records_later(bench: ReleaseBench) -> None:
-    with LogReader(bench.settings, {**bench.options, "client.rack": "a"}, 0, None) as reader:
-        assert reader._options["client.rack"] == ""
+    assert consumer_options(bench.settings, {**bench.options, "client.rack": "a"})["client.rack"] == ""
 
 
 def test_a_log_that_cannot_be_read_is_given_up_after_a_time(
@@ -172,9 +172,9 @@ def test_a_log_that_cannot_be_read_is_given_up_after_a_time(
     bench.hand_over(_chunk(bench, {2: 2}), log=Log.NEAR)
     with LogReader(bench.settings, bench.options, 0, None) as reader:
         assert len([*reader.read_to_end()]) == 2
-    monkeypatch.setattr(log_reader, "_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(log_reader, "TIMEOUT_S", 3.0)
     with LogReader(bench.settings, bench.options, 0, None) as reader:
         # As with a partition that has no leader: the client waits for one, and says nothing.
-        reader._there.unassign()
+        reader._consumers._there.unassign()
         with pytest.raises(BrokerUnreachable, match=r"could not read on from .*within 3 s"):
             list(reader.read_to_end())
