@@ -21,7 +21,17 @@ from conf.settings import Settings
 from sinks.internal_topics.position import Log, Position, topics_of
 from sinks.internal_topics.position_reader import read_position
 from sinks.ready_log.chunk import chunk_record
-from sinks.release import record_check, records, releases, ring, shard, shard_writer, waiting_ids, wall_clock
+from sinks.release import (
+    log_consumers,
+    record_check,
+    records,
+    releases,
+    ring,
+    shard,
+    shard_writer,
+    waiting_ids,
+    wall_clock,
+)
 from sinks.release.context import ReleaseContext
 from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import MOST_REFUSALS
@@ -283,7 +293,7 @@ _REAL_NOW_MS = wall_clock.now_ms
 def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
     """The clock of all release processes of the test, to be set."""
     clock = HostClock()
-    for module in (record_check, records, releases, ring, shard, shard_writer, wall_clock):
+    for module in (log_consumers, record_check, records, releases, ring, shard, shard_writer, wall_clock):
         monkeypatch.setattr(module, "now_ms", clock.now_ms)
     return clock
 

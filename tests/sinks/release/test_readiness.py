@@ -51,6 +51,10 @@ class _Logs:
         value, headers = chunk_record(messages({"offset": n, "deliver_at_ms": now_ms() + _HOUR_MS} for n in range(3)))
         self._left = [(Place(Log.READY, 0), summary_of(headers, "log"), value)]
 
+    @property
+    def read_ms(self) -> int:
+        return now_ms()
+
     def read(self, timeout_s: float) -> Iterator[tuple[Place, Any, bytes]]:
         if self._left:
             yield self._left.pop()
