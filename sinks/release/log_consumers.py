@@ -235,7 +235,7 @@ class LogConsumers:
 
 
 def consumer_options(settings: Settings, options: Mapping[str, str]) -> dict[str, str | int | bool]:
-    """Return the options of both consumers, given those of `[kafka]`."""
+    """Return the options of both consumers, from the `options` of `[kafka]`."""
     return {
         **options,
         "group.id": f"{settings.ready_topic}-reader",

@@ -171,7 +171,7 @@ def _bucket_of_state(store: BucketTable, checkpoint: str, bucket: int) -> int:
     if sealed is None:
         return bucket
     if is_repaired(store, sealed):
-        # The state may have all of it. What is left stays until it is replaced.
+        # The state may have all of it. The rest stays until it is replaced.
         return sealed + 1
     check_rest(store, sealed)
     return sealed

@@ -62,7 +62,7 @@ def test_a_repair_writes_only_with_skip_and_not_to_an_older_table_before_a_rebui
     spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, repair_options: None, tmp_path: Path
 ) -> None:
     """The newest table may be put back. On S3, the next start would put a copy of its log over an entry of that one."""
-    # Of an entry that the newest table has.
+    # It is a copy of an entry that the newest table has.
     copy = tmp_path / "log-copies" / f"{store.version() + 1:020d}.json"
     copy.parent.mkdir()
     copy.touch()
