@@ -53,13 +53,20 @@ def read_up_to(
             raise BrokerUnreachable(f"{topics} cannot be read to the end: nothing has come for {patience_s:g} s")
 
 
+def raise_unless_transient(message: Message, error: KafkaError) -> None:
+    """Raise RightMissing or KafkaException for the `error` of a message, unless it is transient."""
+    # This comes first: a missing right to the group, which is not used, counts as transient.
+    if is_transient_read(error):
+        return
+    if is_refusal(error):
+        raise right_missing("Read", f"topic {message.topic()}")
+    raise KafkaException(error)
+
+
 def _is_record_or_end(message: Message) -> bool:
     """Return False for an error that passes. Raises RightMissing and KafkaException for others."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return True
-    if is_transient_read(error):
-        return False
-    if is_refusal(error):
-        raise right_missing("Read", f"topic {message.topic()}")
-    raise KafkaException(error)
+    raise_unless_transient(message, error)
+    return False

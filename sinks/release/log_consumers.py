@@ -21,8 +21,8 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from conf.errors import BrokerUnreachable, ReadyLogLost
 from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import is_transient_read
-from conf.kafka.rights import is_refusal, right_missing, right_named
+from conf.kafka.read_up_to import raise_unless_transient
+from conf.kafka.rights import right_named
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import bounds
 from sinks.internal_topics.position import Log, Place, topics_of
@@ -216,11 +216,8 @@ class LogConsumers:
             return True
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise ReadyLogLost(f"{message.topic()}/{self._shard}: {error.str()}. {LOST_REMEDY}")
-        if is_transient_read(error):
-            return False
-        if is_refusal(error):
-            raise right_missing("Read", f"topic {message.topic()}")
-        raise KafkaException(error)
+        raise_unless_transient(message, error)
+        return False
 
     def _partition(self, log: Log, offset: int = OFFSET_INVALID) -> TopicPartition:
         return TopicPartition(self._topics[log], self._shard, offset)
