@@ -1,4 +1,4 @@
-"""Whose storage it is: a file under `storage.path` names the application and its Kafka cluster.
+"""The owner of a storage: a file under `storage.path` names the application and its Kafka cluster.
 
 The lease of an application guards no other storage, and none that a job with another cluster uses.
 """
