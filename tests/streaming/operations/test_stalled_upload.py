@@ -16,13 +16,11 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
-from sinks.topics.topics import ensure_topics
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.handover import rest_bucket
 from streaming.operations import rebuild, rescale
 from streaming.storage import guarded_log
-from tests.conftest import MakeSettings
 from tests.streaming.crashed_holder import lease_after_a_crash, must_fence
 from tests.streaming.stalled_upload import StalledUpload, counts, seal
 
@@ -30,13 +28,10 @@ ORIGIN = CheckpointOrigin("one", 1, 2)
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of an application with its topics, in a storage where files can be replaced."""
-    monkeypatch.setattr(guarded_log, "is_on_s3", lambda _: True)
-    settings = make_settings(f"storage.path={tmp_path}")
-    ensure_topics(settings, 1)
-    announce_origin(settings, ORIGIN)
-    return settings
+def settings(replaceable: Settings) -> Settings:
+    """Settings of an application with a checkpoint, in a storage where files can be replaced."""
+    announce_origin(replaceable, ORIGIN)
+    return replaceable
 
 
 @pytest.fixture
