@@ -82,9 +82,12 @@ class BatchRunner:
             settings,
             epoch=self._origin.epoch,
             has_run=state.handed_over_before_ms > 0,
-            # Without cancels, a copy of the index would be useless.
-            is_expected=any(state.id_rows.values()),
         )
+        # Without requests so far, a copy of the index would be useless.
+        if maintains and any(state.id_rows.values()):
+            committed = state.checkpoint.last_committed()
+            following = 0 if committed is None else committed + 1
+            self._cancels.read_ahead(self._origin.bucket_of(following), self._origin)
         self._claims, self._old_claims = claims, OldClaims(settings)
         self._admission = Admission(state.checkpoint, state.store, settings, self._earlier.batch_id)
         batch_settings = state.settings_history.newest

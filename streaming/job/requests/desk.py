@@ -22,14 +22,12 @@ from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.progress import read_markers
 from state.answers import Undecided
-from state.buckets.cancelled import (
-    NOTHING_FORGETTABLE,
-    Forgettable,
-)
+from state.buckets.cancelled import NOTHING_FORGETTABLE, Forgettable
 from state.buckets.moves import due_at_once_ms
 from state.buckets.operator import ASKED
 from state.cancel import WAITING
 from state.checkpoint.handed_over import newest_checkpoint
+from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from state.message_ids import NO_IDS, Ids, ids_in
 from streaming.job.requests.decision import Decision, Facts, decide
@@ -56,18 +54,10 @@ class RequestDesk:
     waits for that. The desk holds the sources of all facts, and the state of these notes.
     """
 
-    def __init__(
-        self,
-        store: BucketTable,
-        settings: Settings,
-        epoch: int = 1,
-        has_run: bool = False,
-        is_expected: bool = False,
-    ) -> None:
+    def __init__(self, store: BucketTable, settings: Settings, epoch: int = 1, has_run: bool = False) -> None:
         """Take the table of sealed buckets, and the checkpoint's `epoch`.
 
-        `has_run` says whether earlier processes have staged messages. `is_expected` says that requests will come: then
-        the ids are read in the background, during the first batches, and not at the first request.
+        `has_run` says whether earlier processes have staged messages.
         """
         self._store = store
         self._settings = settings
@@ -80,7 +70,6 @@ class RequestDesk:
         # In the order in which they were submitted.
         self._running: list[Future[None]] = []
         self._unnoted: Callable[[], None] | None = None
-        self._is_expected = is_expected
         # When ids were forgotten last, by the monotonic clock.
         self._forgot_s = -math.inf
         # The newest batch by the markers, and when these were read, by the monotonic clock. All messages before the
@@ -98,6 +87,13 @@ class RequestDesk:
             self._recalled.close()
             self._stored_ids.close()
         self._sealed_ids.close()
+
+    def read_ahead(self, before_bucket: int, origin: CheckpointOrigin) -> None:
+        """Read the ids in the background that batches before the one of `before_bucket` have stored.
+
+        A batch with requests waits for that. Without this call, the first one with requests reads them.
+        """
+        self._running.append(self._notes.submit(self._read_early, before_bucket, origin))
 
     def look_ahead(self) -> None:
         """Read the new ids of the table ahead, if requests use them. Any thread may call it."""
@@ -156,9 +152,6 @@ class RequestDesk:
         elif decision.cancelled.num_rows or decision.names.num_rows:
             self._stored_ids.add(decision.cancelled, decision.names, span.bucket, decision.replaced)
         self._is_replay = False
-        if self._is_expected:
-            self._is_expected = False
-            self._read_early(span)
         if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
             # Keep messages that are staged and not yet due. They have their names, and a repeated cancel gets the same
@@ -167,11 +160,10 @@ class RequestDesk:
             self._recalled.forget(span.handed_over_below_ms, before_ms)
             self._stored_ids.forget(before_ms, self._recalled.known_from)
 
-    def _read_early(self, span: BatchSpan) -> None:
-        """Read the ids as the batch after `span` would if it had requests."""
+    def _read_early(self, before_bucket: int, origin: CheckpointOrigin) -> None:
         use_pool(self._store.spark, MAINTENANCE)
         try:
-            self._stored_ids.open(span.origin.bucket_of(span.batch_id + 1), span.origin)
+            self._stored_ids.open(before_bucket, origin)
             self._sealed_ids.look_ahead(is_expected=True)
         # After any error, a batch that needs the ids reads them again, and fails if that fails.
         except Exception:

@@ -390,7 +390,7 @@ def test_what_is_old_is_forgotten_each_minute_beside_a_batch(store: Table, monke
     desk.close()
 
 
-def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_before(
+def test_ids_are_read_ahead_beside_the_batches_before_the_first_request(
     spark_table: SparkTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seal(spark_table, 3, _1=5_000)
@@ -403,7 +403,8 @@ def test_where_somebody_is_expected_to_ask_the_ids_are_read_beside_the_batches_b
         return read(*arguments)
 
     monkeypatch.setattr(BucketTable, "ids_before", slowly)
-    desk = desk_of(spark_table, is_expected=True)
+    desk = desk_of(spark_table)
+    desk.read_ahead(span().bucket, span().origin)
     desk.stored(Decision(), span(), CLOCK_MS)
     # A batch without requests does not wait for it.
     desk.before_batch()
