@@ -85,10 +85,12 @@ def _run(count: int, share: float, spread: str) -> Run:
         job = stand.job(application)
         phases = Phases(stand, application, job, share)
         none = phases.warm_up() | phases.none_waiting(begun_s)
-        filling_s, before, disk = time.time(), sum(stand.end_offsets(application.input)), phases.disk()
-        waiting = _ingest(stand, application, job, before, count, spread)
-        series = phases.series(begun_s, before, count)
-        waiting |= phases.waiting(filling_s, count, disk)
+        filling_s, ends, disk = time.time(), stand.end_offsets(application.input), phases.disk()
+        waiting = _ingest(stand, application, job, sum(ends), count, spread)
+        series = phases.series(begun_s, sum(ends), count)
+        # Not of the last messages, which are in mutable buckets.
+        sealed_ids = [f"{application.input}/0/{ends[0] + number}" for number in (1_000, 2_000)]
+        waiting |= phases.waiting(filling_s, count, disk, sealed_ids)
     if made["machine"]["code"] != service_code():
         waiting["failed_code"] = "the service's files changed during the measurement"
     return Run(count, none, waiting, series, made)

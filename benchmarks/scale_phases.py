@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from benchmarks.aims import FAULTS
 from benchmarks.footprint import delta_tables, live_files, used_bytes
 from benchmarks.job import Application, Job
 from benchmarks.lateness import light_traffic
-from benchmarks.restart import restart_s
+from benchmarks.restart import TIMEOUT_S, asked_restart, first_answer_s, restart_s
 from benchmarks.scale_runs import CaseFigures
 from benchmarks.sealed import sealed_traffic
 from benchmarks.stand import Stand
@@ -52,8 +52,11 @@ class Phases:
         """Measure with nothing waiting. The peak of memory counts from `begun_s` (epoch s)."""
         return self._all({"idle": self._idle, "lateness": self._lateness, "memory": lambda: self._peak(begun_s)})
 
-    def waiting(self, begun_s: float, count: int, disk_before: CaseFigures) -> CaseFigures:
-        """Measure with `count` messages waiting; the last phase restarts the job. `disk_before` is from `disk`."""
+    def waiting(self, begun_s: float, count: int, disk_before: CaseFigures, sealed_ids: Sequence[str]) -> CaseFigures:
+        """Measure with `count` messages waiting; the last phases restart the job.
+
+        `disk_before` is from `disk`. Two of the messages have the `sealed_ids`.
+        """
         return self._all(
             {
                 "idle": self._idle,
@@ -61,6 +64,7 @@ class Phases:
                 "lateness": self._lateness,
                 "memory": lambda: self._peak(begun_s),
                 "restart": self._restart,
+                "requests": lambda: self._requests(*sealed_ids),
             }
         )
 
@@ -144,6 +148,13 @@ class Phases:
         if recovered.get("messages"):
             figures["metadata_bytes_per_message"] = round(recovered["metadata_bytes"] / recovered["messages"], 4)
         return figures
+
+    def _requests(self, first: str, second: str) -> CaseFigures:
+        """Measure the first request of the job, and a restart with a request (s)."""
+        figures = {"first_answer_s": round(first_answer_s(self.application, first), 2)}
+        # Otherwise the kill would strike the batch with this request.
+        self.job.wait_for_messages(sum(self.stand.end_offsets(self.application.input)), TIMEOUT_S)
+        return figures | asked_restart(self.stand, self.application, self.job, RESTARTS, second)
 
     def _seconds(self, full_s: float) -> float:
         return max(SHORTEST_S, full_s * self.share)

@@ -15,6 +15,8 @@ NAME = "scale"
 # The spread that the others are compared with.
 CLOSE = "10m"
 _LARGEST_MB = 4096.0
+# With the wait for the next batch. A batch stages messages for twice as long (`clock.horizon`).
+_BATCH_S = 30.0
 
 CaseFigures = dict[str, Any]
 
@@ -95,6 +97,7 @@ def aims_of(runs: list[Run]) -> list[Aim]:
         Aim(f"peak RSS of the job's tree at {count:,}", own.get("rss_mb_job_peak"), _LARGEST_MB, "MB"),
         Aim(f"restart at {count:,}", own.get("restart_s"), 60, "s"),
         _compared(by_messages, "restart", "restart_s", 100, 1.3),
+        Aim(f"longest batch after a restart with a request at {count:,}", own.get("asked_batch_s"), _BATCH_S, "s"),
         Aim(f"lateness p99 with {count:,} waiting, of that with none", to_none, 1.3),
         Aim(f"metadata in memory at {count:,}", own.get("metadata_bytes_per_message"), 0.05, "bytes a message"),
         Aim(f"messages/s of the last tenth of {count:,}, of the first's", tenths, 0.9, at_least=True),

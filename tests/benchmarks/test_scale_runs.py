@@ -16,6 +16,7 @@ MACHINE = {"commit": "c0ffee", "uncommitted_changes": False, "code": "abc", "cpu
 OWN = {
     "peak RSS of the job's tree at 100,000,000": ("rss_mb_job_peak", 4096.1),
     "restart at 100,000,000": ("restart_s", 60.1),
+    "longest batch after a restart with a request at 100,000,000": ("asked_batch_s", 30.1),
     "lateness p99 with 100,000,000 waiting, of that with none": ("lateness_p99_ms", 131.0),
     "metadata in memory at 100,000,000": ("metadata_bytes_per_message", 0.06),
     "messages/s of the last tenth of 100,000,000, of the first's": ("last_tenth_per_s", 89),
@@ -34,6 +35,7 @@ def run_of(messages: int, **machine: Any) -> Run:
         {"lateness_p99_ms": 100.0, **clean, **{f"warm_up_{name}": 0 for name in FAULTS}},
         {"lateness_p99_ms": 130.0, "rss_mb_job_peak": 3000.0, "rss_mb_job_steady": 2000.0, "restart_s": 30.0}
         | {"first_tenth_per_s": 100, "last_tenth_per_s": 90, "metadata_bytes_per_message": 0.05}
+        | {"asked_batch_s": 30.0}
         | {"messages_per_s": 1000, "disk_live_bytes_per_message": 100.0}
         | clean,
         [[0.0]],
