@@ -45,8 +45,11 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 # How long to wait before looking again whether there is anything to do.
 _IDLE_S = 0.5
-# Records are taken so far apart: each time costs the same few milliseconds, however few they are.
-_PACE_S = 0.02
+# Records are taken so far apart: each time costs the same few milliseconds, however few they are. The longer pace is
+# for few records, without messages that would be due within `release.lead` then. It begins so long after the last of
+# these.
+_PACE_S, _CALM_PACE_S = 0.02, 0.05
+_CALM_AFTER_S, _FEW_RECORDS = 1.0, 2_000
 # So long after a topic is created again, brokers may still tell the id of the one before.
 _LEARN_S = 2.0
 # After so many slow commits in a row there is a warning, but not more often than that.
@@ -83,8 +86,8 @@ class LaneForwarder(PartThread):
         # Messages that the lane has taken and not written yet, and the latest clock by which it took them (epoch ms).
         self._taken: list[pa.Table] = []
         self._taken_ms = 0
-        # When records were taken last, by the monotonic clock.
-        self._took_s = 0.0
+        # When records were taken last, and when the longer pace was last not enough, by the monotonic clock.
+        self._took_s = self._hurried_s = 0.0
         # How many commits in a row were slow, and when that was logged last, by the monotonic clock.
         self._slow, self._warned_s = 0, -_WARN_EVERY_S
 
@@ -166,7 +169,8 @@ class LaneForwarder(PartThread):
         due_s = lane.claim_due_s
         self.stepped_s = begun_s = time.monotonic()
         self.behind = lane.lag
-        pause_s = self._took_s + _PACE_S - begun_s
+        is_calm = begun_s > self._hurried_s + _CALM_AFTER_S
+        pause_s = self._took_s + (_CALM_PACE_S if is_calm else _PACE_S) - begun_s
         if pause_s > 0:
             time.sleep(pause_s)
         records, reached, stuck = reader.read(_POLL_S if due_s is None else max(0.0, due_s - begun_s))
@@ -230,6 +234,8 @@ class LaneForwarder(PartThread):
     def _take(self, lane: Lane, records: list[Message], terms: Terms) -> None:
         """Accept `records`, and keep the messages that the lane takes of them."""
         readable, clock_ms = records_of(records), now_ms()
+        if len(records) > _FEW_RECORDS:
+            self._hurried_s = self._took_s
         messages, is_urgent = accept_near(readable, terms.settings, clock_ms, clock_ms + self._settings.clock.horizon)
         if is_urgent or readable.num_rows < len(records):
             lane.leave_urgent(self._took_s)
@@ -238,6 +244,8 @@ class LaneForwarder(PartThread):
         self._taken.append(messages)
         self._taken_ms = max(self._taken_ms, clock_ms)
         dues = pc.min_max(messages.column("deliver_at_ms")).as_py()
+        if dues["min"] < clock_ms + self._settings.release.lead + _CALM_PACE_S * 1000:
+            self._hurried_s = self._took_s
         is_full = (
             sum(each.num_rows for each in self._taken) >= MOST_RECORDS
             or sum(each.nbytes for each in self._taken) >= MOST_BYTES
