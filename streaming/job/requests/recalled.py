@@ -56,7 +56,7 @@ class RecalledMessages:
         self._has_run = has_run
         self._topic_ids: TopicIds | None = None
         self._limits = limits
-        self._log = RecalledLog(settings, limits.read)
+        self._log = RecalledLog(settings)
         # Kafka's id of the topic, and how far each partition is read; None and empty before the first time.
         self._topic_id: str | None = None
         self._next: dict[int, int] = {}
@@ -231,7 +231,9 @@ class RecalledMessages:
     def _read_to(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Read the partitions of `ends` up to there, from the offsets `begins` on."""
         reading = Reading(self._runs, self._epoch, self._created_again, self._limits)
-        self._log.read(begins, ends, reading.take)
+        with closing(self._log.read(begins, ends)) as messages:
+            for message in messages:
+                reading.take(message)
         reading.end()
         self._next = {**begins, **ends}
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, Message, TopicPartition
 
-from conf.errors import BrokerUnreachable
 from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import is_transient_read
 from conf.kafka.options import librdkafka_options
+from conf.kafka.read_up_to import read_up_to
 from conf.settings import Settings
 from sinks.internal_topics.newest_record import reader_options
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S, _POLL_S = 10.0, 1.0
+_TIMEOUT_S = 10.0
 _PAUSE_S = 0.01
 
 
@@ -27,9 +26,8 @@ class RecalledLog:
     Each method may raise KafkaException.
     """
 
-    def __init__(self, settings: Settings, at_once: int) -> None:
-        """Open nothing yet. `at_once` is how many records are read at once."""
-        self._at_once = at_once
+    def __init__(self, settings: Settings) -> None:
+        """Open nothing yet."""
         self._topic = settings.recalled_topic
         self._options = reader_options(librdkafka_options(settings.kafka), self._topic)
         self._consumer: Consumer | None = None
@@ -56,32 +54,15 @@ class RecalledLog:
                 return {number: (firsts[number], ends[number]) for number in own}, has_all
             time.sleep(_PAUSE_S)
 
-    def read(self, begins: Mapping[int, int], ends: Mapping[int, int], take: Callable[[Message], None]) -> None:
-        """Give each record of the partitions in `ends` to `take`, from the offsets `begins` up to `ends`.
+    def read(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> Generator[Message, None, None]:
+        """Yield the records of the partitions in `ends`, from the offsets `begins` up to `ends`.
 
-        Raises BrokerUnreachable.
+        Close it before the next one. Raises BrokerUnreachable, RightMissing.
         """
         consumer = self._opened()
-        left = set(ends)
-        consumer.assign([TopicPartition(self._topic, number, begins[number]) for number in ends])
-        heard_s = time.monotonic()
+        from_places, to_places = ({(self._topic, number): each[number] for number in ends} for each in (begins, ends))
         try:
-            while left:
-                if time.monotonic() > heard_s + _TIMEOUT_S:
-                    raise BrokerUnreachable(f"{self._topic} cannot be read")
-                # Without a timeout: it would wait that long for so many messages.
-                for message in (consumer.poll(_POLL_S), *consumer.consume(self._at_once, 0)):
-                    if message is None or not _is_record(message):
-                        continue
-                    heard_s = time.monotonic()
-                    number, offset = message.partition(), message.offset()
-                    assert number is not None
-                    assert offset is not None
-                    is_end = message.error() is not None
-                    if not is_end:
-                        take(message)
-                    if offset + (not is_end) >= ends[number]:
-                        left.discard(number)
+            yield from read_up_to(consumer, from_places, to_places, _TIMEOUT_S)
         finally:
             consumer.unassign()
 
@@ -108,13 +89,3 @@ class RecalledLog:
 
     def _made(self, isolation: str) -> Consumer:
         return Consumer({**self._options, "isolation.level": isolation}, logger=client_log(log))
-
-
-def _is_record(message: Message) -> bool:
-    """Return False for a transient error. Raises KafkaException for others."""
-    error = message.error()
-    if error is None or error.code() == KafkaError._PARTITION_EOF:
-        return True
-    if is_transient_read(error):
-        return False
-    raise KafkaException(error)

@@ -31,13 +31,11 @@ _Key = tuple[int, bytes | None]
 class Limits(NamedTuple):
     """How many records the driver has in memory.
 
-    - `read`: at once.
     - `found`: as single objects, before they become a run.
     - `deleted`: as keys, before the runs with the deleted rows are written again.
     - `written`: to delete in one transaction, a second's work.
     """
 
-    read: int = 10_000
     found: int = 100_000
     deleted: int = 500_000
     written: int = 10_000

@@ -116,7 +116,7 @@ def test_what_any_shard_has_recalled_is_known_to_this_process_and_to_later_ones(
 
 def test_what_is_read_is_kept_in_pieces(broker: EmbeddedBroker, settings: Settings) -> None:
     recall(broker, settings, *range(10))
-    with closing(RecalledMessages(settings, EPOCH, limits=Limits(read=2, found=2))) as reader:
+    with closing(RecalledMessages(settings, EPOCH, limits=Limits(found=2))) as reader:
         assert read(reader, settings) == list(range(10))
 
 
@@ -160,7 +160,7 @@ def test_the_runs_are_written_once_however_many_records_with_deletions_are_read(
         forget(runs, *arguments)
 
     monkeypatch.setattr(Runs, "forget", counted)
-    with closing(RecalledMessages(settings, EPOCH, limits=Limits(read=2, found=2))) as reader:
+    with closing(RecalledMessages(settings, EPOCH, limits=Limits(found=2))) as reader:
         assert read(reader, settings) == [5, 11, 17, 19]
     assert len(written) == 1
 
