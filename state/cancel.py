@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.kinds import Mask, is_message
-from state.message_ids import ID, Ids, among, ids_from_texts, ids_in
+from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_from_texts, ids_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -73,12 +73,8 @@ class Request(NamedTuple):
 # that the publisher sent along. They have no value until their batch has decided: then it is the answer or `Undecided`.
 REQUEST_SCHEMA = pa.schema(
     [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("request_topic", pa.string()),
-        ("request_partition", pa.int32()),
-        ("request_offset", pa.int64()),
+        *ID_SCHEMA,
+        *(field.with_name(f"request_{field.name}") for field in ID_SCHEMA),
         ("condition", pa.string()),
         ("deliver_at_ms", pa.int64()),
         ("name", pa.binary()),
@@ -152,11 +148,6 @@ def replacement_ids(requests: pa.Table) -> Ids:
 def own_ids(requests: pa.Table) -> pa.Table:
     """Return the own ids of `requests` (`REQUEST_SCHEMA`), as a table with the columns `ID`."""
     return requests.select(REQUEST_ID).rename_columns(ID)
-
-
-def delivering_ids(requests: pa.Table) -> Ids:
-    """Return the ids that shall be due at once by `requests` (`REQUEST_SCHEMA`)."""
-    return ids_in(requests.filter(requests.column("delivers")))
 
 
 def undecided_ids(requests: pa.Table) -> Ids:

@@ -24,6 +24,7 @@ from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.origin import CheckpointOrigin
 from state.index.offset_bitmaps import OffsetBitmaps
+from state.message_ids import table_from
 from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA, name_rows
 
 # Messages that have got a name, with the bucket in which the name is stored, and whether the message is accepted again.
@@ -83,23 +84,14 @@ class NamesLeft:
         """
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            names: list[_Holder] = []
-            lost: list[_Holder] = []
-            for mode, holders in self._by_name(batches):
-                chosen = (
-                    _first(holders, self._waits, self._is_cancelled)
-                    if mode == KEEP
-                    else _newest(holders, self._is_cancelled)
-                )
-                for holder, has_name in chosen:
-                    if not has_name:
-                        lost.append(holder)
-                    elif holder.is_left:
-                        names.append(holder)
-                    if len(names) + len(lost) >= _ROWS:
-                        yield from self._rows(names, lost)
-                        names, lost = [], []
-            yield from self._rows(names, lost)
+            decided = (
+                each
+                for mode, holders in self._by_name(batches)
+                for each in (self._first(holders) if mode == KEEP else self._newest(holders))
+            )
+            while some := list(islice(decided, _ROWS)):
+                names = [holder for holder, has_name in some if has_name and holder.is_left]
+                yield from self._rows(names, [holder for holder, has_name in some if not has_name])
 
         return run
 
@@ -119,7 +111,7 @@ class NamesLeft:
                 for holder, due_ms in self._later(holders)
             )
             while rows := list(islice(every, _ROWS)):
-                yield from _table(rows, RETIMED_SCHEMA).to_batches()
+                yield from table_from(rows, RETIMED_SCHEMA).to_batches()
 
         return run
 
@@ -127,6 +119,62 @@ class NamesLeft:
         """Yield the holders of each name, and the mode of its topic."""
         for (_, topic), holders in groupby(_holders(batches, self.origin), key=attrgetter("name", "topic")):
             yield self.name_mode(topic), holders
+
+    def _first(self, holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, bool]]:
+        """Yield the messages that have got one name, each once, and whether it has the name: the first that keeps it.
+
+        That message waits. If no waiting message keeps the name, the newest waiting message has it. Among several
+        partitions the message of the oldest batch comes first, as far as the table knows. If no message waits, no
+        message keeps the name. The row of a message that a release process has recalled may still say that it does.
+        """
+        of_partitions: dict[int, _Holder] = {}
+        newest: _Holder | None = None
+        until_ms, may_be_kept = 0, False
+        for holder in _each(holders):
+            # A cancelled message whose name is not stored was dropped: it never had the name.
+            if holder.is_stored or not self._is_cancelled(holder):
+                newest = holder if newest is None else max(newest, holder, key=_BY_AGE)
+            until_ms = max(until_ms, holder.until_ms)
+            may_be_kept |= holder.keeps and holder.is_stored
+            if not self._waits(holder):
+                yield holder, False
+                continue
+            before = of_partitions.get(holder.partition)
+            if before is not None:
+                yield (holder if before.keeps else before), False
+            if before is None or not before.keeps:
+                of_partitions[holder.partition] = holder
+        in_turn = sorted(of_partitions.values(), key=_BY_AGE)
+        first = next((holder for holder in in_turn if holder.keeps), in_turn[-1] if in_turn else None)
+        yield from ((holder, False) for holder in in_turn if holder is not first)
+        if first is not None:
+            # Its row must be newer than any other message's row.
+            yield first._replace(until_ms=until_ms, is_left=first.is_left or first is not newest), True
+        elif newest is not None and may_be_kept:
+            yield newest._replace(until_ms=until_ms, keeps=False, is_left=True), True
+
+    def _newest(self, holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, bool]]:
+        """Yield the messages that have got one name, each once, and whether it has the name: the newest.
+
+        Within an input partition the last message counts. Among several partitions it is the message of the newest
+        batch, as far as the table knows. A message that is accepted again counts as newer. A cancelled message has not
+        taken the name from a waiting one: a message that it replaced is cancelled as well, and if it was dropped it had
+        no name.
+        """
+        last: list[_Holder] = []
+        until_ms = 0
+        for holder in _each(holders):
+            until_ms = max(until_ms, holder.until_ms)
+            if self._is_cancelled(holder):
+                yield holder, False
+                continue
+            if last and last[-1].partition == holder.partition:
+                yield last.pop(), False
+            last.append(holder)
+        in_turn = sorted(last, key=_BY_AGE)
+        yield from ((holder, False) for holder in in_turn[:-1])
+        # Its row is needed as long as another message's row would be found in its place.
+        yield from ((holder._replace(until_ms=until_ms), True) for holder in in_turn[-1:])
 
     def _later(self, holders: Iterable[_Holder]) -> Iterator[tuple[_Holder, int]]:
         """Yield each message of one name that takes over a later due time from a message before it, and this time."""
@@ -140,10 +188,10 @@ class NamesLeft:
                 yield holder, before.deliver_at_ms
 
     def _rows(self, names: Sequence[_Holder], lost: Sequence[_Holder]) -> Iterator[pa.RecordBatch]:
-        named = _table([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
+        named = table_from([holder[: len(NAMED_SCHEMA)] for holder in names], NAMED_SCHEMA)
         taken = [(*holder[1:4], *[holder.deliver_at_ms] * 2) for holder in lost if self._waits(holder)]
         bucket = self.origin.overdue_bucket
-        for table in (name_rows(named, bucket), cancelled_rows(_table(taken, CANCELLED_SCHEMA), bucket)):
+        for table in (name_rows(named, bucket), cancelled_rows(table_from(taken, CANCELLED_SCHEMA), bucket)):
             yield from table.to_batches()
 
     def _waits(self, holder: _Holder) -> bool:
@@ -169,65 +217,6 @@ def _is_in(ids: OffsetBitmaps, holder: _Holder) -> bool:
     return own is not None and holder.offset in own
 
 
-def _first(
-    holders: Iterable[_Holder], waits: Callable[[_Holder], bool], is_cancelled: Callable[[_Holder], bool]
-) -> Iterator[tuple[_Holder, bool]]:
-    """Yield the messages that have got one name, each once, and whether it has the name: the first that keeps it.
-
-    That message waits. If no waiting message keeps the name, the newest waiting message has it. Among several
-    partitions the message of the oldest batch comes first, as far as the table knows. If no message waits, no message
-    keeps the name. The row of a message that a release process has recalled may still say that it does.
-    """
-    of_partitions: dict[int, _Holder] = {}
-    newest: _Holder | None = None
-    until_ms, may_be_kept = 0, False
-    for holder in _each(holders):
-        # A cancelled message whose name is not stored was dropped: it never had the name.
-        if holder.is_stored or not is_cancelled(holder):
-            newest = holder if newest is None else max(newest, holder, key=_BY_AGE)
-        until_ms = max(until_ms, holder.until_ms)
-        may_be_kept |= holder.keeps and holder.is_stored
-        if not waits(holder):
-            yield holder, False
-            continue
-        before = of_partitions.get(holder.partition)
-        if before is not None:
-            yield (holder if before.keeps else before), False
-        if before is None or not before.keeps:
-            of_partitions[holder.partition] = holder
-    in_turn = sorted(of_partitions.values(), key=_BY_AGE)
-    first = next((holder for holder in in_turn if holder.keeps), in_turn[-1] if in_turn else None)
-    yield from ((holder, False) for holder in in_turn if holder is not first)
-    if first is not None:
-        # Its row must be newer than any other message's row.
-        yield first._replace(until_ms=until_ms, is_left=first.is_left or first is not newest), True
-    elif newest is not None and may_be_kept:
-        yield newest._replace(until_ms=until_ms, keeps=False, is_left=True), True
-
-
-def _newest(holders: Iterable[_Holder], is_cancelled: Callable[[_Holder], bool]) -> Iterator[tuple[_Holder, bool]]:
-    """Yield the messages that have got one name, each once, and whether it has the name: the newest.
-
-    Within an input partition the last message counts. Among several partitions it is the message of the newest batch,
-    as far as the table knows. A message that is accepted again counts as newer. A cancelled message has not taken the
-    name from a waiting one: a message that it replaced is cancelled as well, and if it was dropped it had no name.
-    """
-    last: list[_Holder] = []
-    until_ms = 0
-    for holder in _each(holders):
-        until_ms = max(until_ms, holder.until_ms)
-        if is_cancelled(holder):
-            yield holder, False
-            continue
-        if last and last[-1].partition == holder.partition:
-            yield last.pop(), False
-        last.append(holder)
-    in_turn = sorted(last, key=_BY_AGE)
-    yield from ((holder, False) for holder in in_turn[:-1])
-    # Its row is needed as long as another message's row would be found in its place.
-    yield from ((holder._replace(until_ms=until_ms), True) for holder in in_turn[-1:])
-
-
 def _each(holders: Iterable[_Holder]) -> Iterator[_Holder]:
     """Yield each of `holders` once: there may be several rows of it."""
     for _, same in groupby(holders, key=attrgetter("partition", "offset")):
@@ -246,7 +235,3 @@ def _merged(one: _Holder, other: _Holder) -> _Holder:
         is_left=one.is_left or other.is_left,
         is_stored=one.is_stored or other.is_stored,
     )
-
-
-def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)

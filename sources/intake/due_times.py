@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from conf.durations import format_duration
 from conf.rejected import BadSchedule, BadTimestamp, DelayTooLong, TwoDelays
 from sources.intake.envelopes import check_version
-from sources.intake.header_columns import Headers, Ints, Mask, Rejections, only, parse_distinct
+from sources.intake.header_columns import Headers, Ints, Rejections, only, parse_distinct
 from sources.intake.preset_headers import Meaning, Preset, ScheduleHeader
 from sources.intake.schedule import level_delay_ms, parse_delay_level, parse_deliver_after, parse_deliver_at
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.kinds import Mask
 
 # Values with which a header for more than one delivery has no effect.
 _REQUESTS_FOR_NOTHING = pa.array([None, b"", b"0", b'""', b'"0"'], pa.binary())

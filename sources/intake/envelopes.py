@@ -19,7 +19,6 @@ from sources.intake.header_case import in_any_case
 from sources.intake.header_columns import (
     Headers,
     Ints,
-    Mask,
     Rejections,
     flatten,
     one_array,
@@ -31,6 +30,7 @@ from sources.intake.partitioner import partitions_for
 from sources.intake.preset_headers import Origin, Preset
 from state.checkpoint.batch_settings import BatchSettings
 from state.header_values import header_text, whole_number
+from state.kinds import Mask
 from state.message import HEADERS
 
 # The bytes of the added headers without the record's key: names, the topic, and numbers.

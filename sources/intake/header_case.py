@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from conf.errors import quoted
 from conf.rejected import HeaderCase
-from sources.intake.header_columns import Headers, Mask, Rejections, only, parse_distinct
+from sources.intake.header_columns import Headers, Rejections, only, parse_distinct
 from sources.intake.preset_headers import Preset
 from state.cancel import CANCEL_HEADER, CONDITION_HEADER, DELIVER_NOW_HEADER, OPERATOR_HEADER, REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
+from state.kinds import Mask
 from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, NAME_HEADER
 from state.repeats.schedule import REPEAT_HEADERS
 

@@ -17,7 +17,6 @@ from state.header_values import header_text
 from state.message import HEADERS
 
 Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,9 +13,8 @@ from sources.intake.header_columns import Headers, Rejections, column_of, parse_
 from sources.intake.presets import name_messages
 from state.cancel import REPLACES_HEADER
 from state.checkpoint.batch_settings import BatchSettings
+from state.kinds import Mask
 from state.names import ANSWER_HEADER, CANCEL_NAME_HEADER, FROM_KEY, MOST_NAME_BYTES, NAME_HEADER, OFF, named
-
-Mask = npt.NDArray[np.bool_]
 
 
 def gives_names(batch_settings: BatchSettings) -> bool:

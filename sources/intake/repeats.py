@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 from conf.durations import format_duration
 from conf.rejected import BadRepeat, BadTimestamp, DelayTooLong, Rejected
 from sources.intake.due_times import LEAST_TIMESTAMP_MS, MOST_SKEW_MS
-from sources.intake.header_columns import Headers, Ints, Mask, Rejections
+from sources.intake.header_columns import Headers, Ints, Rejections
 from sources.intake.preset_headers import Preset, Repeat
 from state.checkpoint.batch_settings import DelayPolicy
 from state.header_values import header_text, parse_instant, whole_number
+from state.kinds import Mask
 from state.message import HEADERS
 from state.names import named
 from state.repeats.rule import parse_rule
@@ -181,34 +182,47 @@ def first_instant(schedule: Schedule, start_ms: int | None, published_ms: int) -
     return first_ms
 
 
+# The values of the headers of a schedule, by header.
+_Values = dict[str, bytes | None]
+
+
 def _own(found: Repeats, headers: Headers, policy: DelayPolicy, rejections: Rejections) -> None:
-    values: dict[int, dict[str, bytes | None]] = {}
+    values: dict[int, _Values] = {}
     for name in REPEAT_HEADERS:
         rows, contents = headers.single(name, BadRepeat, rejections)
         for row, value in zip(rows.tolist(), contents.to_pylist(), strict=True):
             values.setdefault(row, {})[name] = value
-    known: dict[tuple[tuple[str, bytes | None], ...], Schedule | Rejected] = {}
-    for row, own in values.items():
-        if row in rejections.errors:
-            continue
-        key = tuple(own.items())
-        if key not in known:
-            try:
-                known[key] = _allowed(parse_schedule(own), policy)
-            except Rejected as error:
-                known[key] = error
-        _add(found, row, known[key], rejections)
+    _add(found, values, parse_schedule, policy, rejections)
 
 
 def _of_preset(
     found: Repeats, preset: Preset, repeat: Repeat, headers: Headers, policy: DelayPolicy, rejections: Rejections
 ) -> None:
-    values: dict[int, dict[str, bytes | None]] = {}
+    values: dict[int, _Values] = {}
     for name in repeat.headers:
         rows, contents = headers.named(name)
         for row, value in zip(rows.tolist(), contents.to_pylist(), strict=True):
             if row not in found.schedules:
                 values.setdefault(row, {})[name] = value
+
+    def parse(own: _Values) -> Schedule | None:
+        try:
+            return repeat.parse(own)
+        except ValueError as problem:
+            raise BadRepeat(f"a schedule of {preset.name}: {problem}") from None
+
+    _add(found, values, parse, policy, rejections)
+    found.left_out = (*found.left_out, *repeat.headers)
+
+
+def _add(
+    found: Repeats,
+    values: Mapping[int, _Values],
+    parse: Callable[[_Values], Schedule | None],
+    policy: DelayPolicy,
+    rejections: Rejections,
+) -> None:
+    """Add the schedule of each row, by the values of its headers, or reject the row. Equal values are parsed once."""
     known: dict[tuple[tuple[str, bytes | None], ...], Schedule | Rejected | None] = {}
     for row, own in values.items():
         if row in rejections.errors:
@@ -216,22 +230,15 @@ def _of_preset(
         key = tuple(own.items())
         if key not in known:
             try:
-                schedule = repeat.parse(own)
+                schedule = parse(own)
                 known[key] = None if schedule is None else _allowed(schedule, policy)
-            except ValueError as problem:
-                known[key] = BadRepeat(f"a schedule of {preset.name}: {problem}")
             except Rejected as error:
                 known[key] = error
-        if (outcome := known[key]) is not None:
-            _add(found, row, outcome, rejections)
-    found.left_out = (*found.left_out, *repeat.headers)
-
-
-def _add(found: Repeats, row: int, schedule: Schedule | Rejected, rejections: Rejections) -> None:
-    if isinstance(schedule, Rejected):
-        rejections.reject(np.array([row]), schedule)
-    else:
-        found.schedules[row] = schedule
+        outcome = known[key]
+        if isinstance(outcome, Rejected):
+            rejections.reject(np.array([row]), outcome)
+        elif outcome is not None:
+            found.schedules[row] = outcome
 
 
 def _allowed(schedule: Schedule, policy: DelayPolicy) -> Schedule:

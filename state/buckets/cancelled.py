@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from state.buckets.id_rows import Columns, id_rows
 from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId, Successor
-from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, places_in, rows_among
+from state.message_ids import ID, ID_SCHEMA, Ids, id_text, is_below, places_in, rows_among, table_from
 
 # The due time of a message that is in no bucket: no window has it.
 NEVER_MS = -1
@@ -106,12 +106,8 @@ def cancelled_columns(cancelled: pa.Table, replaced: Mapping[MessageId, Successo
 
 def _successor_texts(cancelled: pa.Table, replaced: Mapping[MessageId, Successor]) -> pa.Array:
     """Return the value in `replaced` for each of `cancelled`, as text in binary; null for a message that it lacks."""
-    if not replaced:
-        return pa.nulls(cancelled.num_rows, pa.binary())
-    ids, successors = zip(*replaced.items(), strict=True)
-    texts = [str(each) if isinstance(each, int) else id_text(each) for each in successors]
-    known = pa.table(list(zip(*ids, strict=True)), schema=ID_SCHEMA)
-    places = places_in(known, cancelled)
+    texts = [str(each) if isinstance(each, int) else id_text(each) for each in replaced.values()]
+    places = places_in(table_from(replaced, ID_SCHEMA), cancelled)
     return pa.array(texts, pa.binary()).take(pa.array(places, mask=places < 0))
 
 

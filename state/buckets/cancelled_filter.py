@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state.buckets.cancelled import CancelledIds
 from state.cancel import without_named
 from state.chunk_merge import merge
 from state.message import decode_chunk
@@ -128,18 +129,8 @@ class _PassingIds:
     def among(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID` and bucket, are cancelled."""
         self._take_in()
-        found = np.zeros(messages.num_rows, dtype=bool)
-        if not self._sources:
-            return found
-        offsets, buckets = (messages.column(name).to_numpy() for name in ("offset", "bucket"))
-        for source, rows in by_source(messages):
-            ids = self._sources.get(source)
-            if ids is not None:
-                # An id that several batches have cancelled counts as of the last one.
-                at = np.searchsorted(ids.offsets, offsets[rows], side="right") - 1
-                same = (at >= 0) & (ids.offsets[at] == offsets[rows])
-                found[rows] = same & (ids.buckets[at] >= buckets[rows])
-        return found
+        offsets, buckets = ({source: ids[column] for source, ids in self._sources.items()} for column in (0, 1))
+        return CancelledIds(offsets, buckets).among(messages, messages.column("bucket").to_numpy())
 
     def _take_in(self) -> None:
         if not self._new:
@@ -150,4 +141,5 @@ class _PassingIds:
             ids = _Ids(*(column[rows] for column in columns))
             if (known := self._sources.get(source)) is not None:
                 ids = _Ids(*map(np.concatenate, zip(known, ids, strict=True)))
-            self._sources[source] = ids.of(np.lexsort((ids.buckets, ids.offsets)))
+            # The first row of an id counts: an id that several batches have cancelled counts as of the last one.
+            self._sources[source] = ids.of(np.lexsort((-ids.buckets, ids.offsets)))

@@ -13,11 +13,9 @@ from state.checkpoint.input_ids import same_topic
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, InTable, Progress, newest_in_table
-from state.kinds import is_message, repeats
+from state.kinds import Mask, is_message, repeats
 from state.order import OrderKey, up_to
 from state.shards import shards_of
-
-Mask = npt.NDArray[np.bool_]
 
 # Later than any due time.
 _NEVER_MS = 2**63 - 1

@@ -23,9 +23,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
-from state.checkpoint.handed_over import HandedOver, Mask
+from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
-from state.kinds import repeats
+from state.kinds import Mask, repeats
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID, ID_SCHEMA, places_in
 from state.name_holders import HOLDER_SCHEMA

@@ -55,7 +55,6 @@ from state.cancel import (
     comes_with_message,
     in_vain,
     own_ids,
-    replacement_ids,
     requests_of,
 )
 from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
@@ -173,7 +172,7 @@ def decide(requests: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     causes = {asked: request for asked, request in first.items() if asked not in at_once}
     accepted = accepted_replacements(every, causes, facts.replaced_before, are_dropped)
     accepted_ids = ids_of(accepted)
-    refused = without(replacement_ids(own), accepted_ids)
+    refused = without(ids_in(own_ids(replacements)), accepted_ids)
     delivered = without(ids_of(at_once), refused)
     outcomes.take(_as_cancelled(pa.concat_tables([replacements, dropped]), united([found, accepted_ids])))
     outcomes.set(delivered, Reason.MADE_DUE)

@@ -157,8 +157,9 @@ def look_up(
     overdue = each_of(ids_in(waiting(early))) if early else ()
     found = in_turn(requests, known, previous_ms, free_ms, overdue, by_id, delivered, clock_ms)
     # Also the names that no request uses, if there is a request for their messages by id.
-    others = (each for each in _holders(stored.keeping_among(by_id)).items() if each[0] not in known)
-    names = pa.concat_tables([found.names, _rows_of(dict(others))])
+    others = _holders(stored.keeping_among(by_id)).items()
+    lost = {name: holder._replace(keeps=False) for name, holder in others if name not in known}
+    names = pa.concat_tables([found.names, _rows_of(lost)])
     # Later batches look up only rows that are needed from here on (`useful_from_ms`).
     return replace(found, names=names.filter(pc.field("until_ms") >= useful_from_ms(span, clock_ms)))
 
@@ -190,7 +191,7 @@ def in_turn(
     """
     turns: dict[bytes, _Turn] = {}
     # Includes messages that a cancel has taken: a repeated cancel in a later batch gets the same answer.
-    newest: dict[bytes, Request] = {}
+    newest: dict[bytes, Holder] = {}
     for name, holder in known.items():
         waits = holder.deliver_at_ms >= previous_ms or holder.id in overdue
         if (waits or holder.deliver_at_ms >= free_ms) and holder.id not in delivered:
@@ -200,8 +201,8 @@ def in_turn(
     asked: list[Request] = []
     dropped: list[Request] = []
     superseded: list[Request] = []
-    # With the new due times.
-    retimed: dict[MessageId, tuple[Request, int]] = {}
+    # The new due time of each, and the later one of the new and its own.
+    retimed: dict[MessageId, tuple[int, int]] = {}
     for request in sorted(requests_of(requests), key=lambda request: request.id):
         assert request.name is not None
         turn = turns.get(request.name, _NOBODY)
@@ -225,28 +226,22 @@ def in_turn(
             # Avoid the due time of the request with the same id: no two messages may have the same order key.
             request_ms = int(request_due_ms(request.published_ms or 0, clock_ms, request.deliver_at_ms))
             due_ms = turn.deliver_at_ms + (turn.deliver_at_ms == request_ms)
-            retimed[request.id] = request, due_ms
+            retimed[request.id] = due_ms, max(due_ms, request.deliver_at_ms)
         turns[request.name] = _Turn(
             request.id, keeps, request, None if request.repeats else request.deliver_at_ms, due_ms
         )
-        newest[request.name] = request._replace(deliver_at_ms=due_ms)
-    given = [_row(request, known.get(name), turns[name].keeps) for name, request in newest.items()]
+        # Its row is needed for as long as the row of the message before, which would otherwise be found in its place.
+        before = known.get(request.name)
+        newest[request.name] = Holder(request.id, due_ms, due_ms if before is None else max(due_ms, before.until_ms))
     # Later batches must know that these no longer keep their names.
-    lost = {
-        name: holder
-        for name, holder in known.items()
-        if holder.keeps and name in turns and name not in newest and not turns[name].keeps
-    }
-    names = pa.concat_tables([table_from(given, NAMED_SCHEMA), _rows_of(lost)])
-    retimed_rows = [
-        (*request.id, due_ms, max(due_ms, request.deliver_at_ms or 0)) for request, due_ms in retimed.values()
-    ]
+    lost = {name: each for name, each in known.items() if each.keeps and name in turns and not turns[name].keeps}
+    names = {name: each._replace(keeps=turns[name].keeps) for name, each in {**lost, **newest}.items()}
     return LookedUp(
         _request_table(asked),
         _request_table(dropped),
         _messages(superseded),
-        table_from(retimed_rows, RETIMED_SCHEMA),
-        names,
+        table_from([(*identity, *dues) for identity, dues in retimed.items()], RETIMED_SCHEMA),
+        _rows_of(names),
         _messages(known.values()),
     )
 
@@ -258,20 +253,8 @@ def _holders(names: pa.Table) -> dict[bytes, Holder]:
 
 
 def _rows_of(holders: Mapping[bytes, Holder]) -> pa.Table:
-    """Return rows of `NAMED_SCHEMA` by which the `holders` do not keep their names."""
-    rows = [(name, *each.id, each.deliver_at_ms, each.until_ms, False) for name, each in holders.items()]
-    return table_from(rows, NAMED_SCHEMA)
-
-
-def _row(request: Request, before: Holder | None, keeps: bool) -> tuple[bytes, str, int, int, int, int, bool]:
-    """Return the row of `NAMED_SCHEMA` for the message of `request`.
-
-    It is needed for as long as the row of the message before, which would otherwise be found in its place.
-    """
-    assert request.name is not None
-    assert request.deliver_at_ms is not None
-    until_ms = request.deliver_at_ms if before is None else max(request.deliver_at_ms, before.until_ms)
-    return request.name, *request.id, request.deliver_at_ms, until_ms, keeps
+    """Return the rows of `NAMED_SCHEMA` for `holders`."""
+    return table_from([(name, *each.id, *each[1:]) for name, each in holders.items()], NAMED_SCHEMA)
 
 
 def _request_table(requests: Iterable[Request]) -> pa.Table:

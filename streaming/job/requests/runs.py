@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from state.kinds import Mask
 from state.message_ids import by_source
 from streaming.job.requests.local_file import LocalFile
 
 # Topic and number of an input partition.
 Source = tuple[str, int]
 Numbers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 # Arrays of one length: the first, second, … number of each row.
 Columns = Sequence[npt.NDArray[Any]]
 # The same as a `NamedTuple`.

@@ -20,7 +20,7 @@ from pyspark.sql.functions import expr
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.cancelled import CANCELLED_SCHEMA, NEVER_MS, NONE_CANCELLED, CancelledIds
 from state.buckets.operator import ASKED, DUE, KEPT, NAMED, SEALED, TAKEN_OUT
-from state.cancel import MessageId, delivering_ids, in_vain, own_ids, undecided_ids
+from state.cancel import MessageId, in_vain, own_ids, undecided_ids
 from state.checkpoint.progress import BatchSpan
 from state.kinds import repeats
 from state.message import decode_chunk
@@ -101,7 +101,7 @@ class Search:
         `repeating` are the messages that repeat and came with the batch.
         """
         if self.may_repeat:
-            keeping = ids_in(self.stored_ids.keeping_among(delivering_ids(requests)))
+            keeping = ids_in(self.stored_ids.keeping_among(undecided_ids(requests)))
             waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping))
             repeating = united([repeating, ids_of(waits.repeating)])
         return ids_in(requests.filter(pa.array(~in_vain(requests, repeating))))

@@ -144,13 +144,11 @@ class StoredIds:
             (*source, offset): number
             for source, rows in self._cancelled.find(ids_in(requests)).items()
             for offset, number in zip(rows.offsets.tolist(), rows.successors.tolist(), strict=True)
-            if number > 0
         }
-        own = (request for request in requests_of(requests) if request.asked in successors)
         return {
             request.asked: request.id
-            for request in own
-            if successors[request.asked] == _number_of(id_text(request.id).encode())
+            for request in requests_of(requests)
+            if successors.get(request.asked) == _number_of(id_text(request.id).encode())
         }
 
     def named_among(self, names: Iterable[bytes], from_ms: int) -> pa.Table:
