@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from conf.kafka.client_log import client_log
-from conf.kafka.error_codes import is_transient_read
-from conf.kafka.rights import is_refusal, right_missing
+from conf.kafka.read_up_to import raise_unless_transient
 from conf.settings import Settings
 from state.claims import NO_EPOCH
 from streaming.forward.lane import Lane, Place
@@ -108,12 +107,8 @@ class LaneReader:
                     reached[place] = offset, NO_EPOCH
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 stuck.add(place)
-            elif error.code() in _NO_TOPIC or is_transient_read(error):
-                continue
-            elif is_refusal(error):
-                raise right_missing("Read", f"topic {place[0]}")
-            else:
-                raise KafkaException(error)
+            elif error.code() not in _NO_TOPIC:
+                raise_unless_transient(message, error)
         return records, reached, stuck
 
     def _consumed(self, timeout_s: float) -> Iterator[Message]:
