@@ -223,7 +223,7 @@ class RecalledMessages:
             self._begin(cutoff_ms, present)
             bounds, self._knows_all = self._log.bounds(self._next, wait_s)
         begins = {number: max(self._next[number], low) for number, (low, _) in bounds.items()}
-        self._read_to(begins, {number: high for number, (_, high) in bounds.items() if high > begins[number]})
+        self._read_to(begins, {number: high for number, (_, high) in bounds.items()})
         if self._opening is not None:
             self._end_opening(self._opening, present)
         return present
@@ -235,7 +235,7 @@ class RecalledMessages:
             for message in messages:
                 reading.take(message)
         reading.end()
-        self._next = {**begins, **ends}
+        self._next = dict(ends)
 
     def _present(self) -> dict[str, PresentTopic]:
         """Return the topic and the input topics as they are now. Raises BrokerUnreachable, KafkaException."""
