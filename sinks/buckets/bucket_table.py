@@ -152,7 +152,8 @@ class BucketTable(DeltaStore):
         They are never all in memory.
         """
         rows = self.all_rows(version).where(F.col("part").isin(sorted(partitions))).select(*METADATA)
-        return unpacked(packed(rows, entries_of).toLocalIterator())
+        # The next partition is read while the caller takes in this one.
+        return unpacked(packed(rows, entries_of).toLocalIterator(prefetchPartitions=True))
 
     def chunks(
         self,

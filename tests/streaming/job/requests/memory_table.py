@@ -56,8 +56,9 @@ class Rows:
         rows: list[dict[str, Any]] = self.table.to_pylist()
         return rows
 
-    def toLocalIterator(self) -> Iterator[dict[str, Any]]:
+    def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[dict[str, Any]]:
         """Return the rows one by one."""
+        del prefetchPartitions
         return iter(self.collect())
 
     def mapInArrow(
