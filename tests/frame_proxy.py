@@ -14,7 +14,8 @@ from streaming.local.free_port import free_port
 
 _HOST = "127.0.0.1"
 _PRODUCE, _ADD_PARTITIONS, _END_TXN = 0, 24, 26
-_FENCED = {KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+# What a broker answers to a producer that has been replaced.
+FENCED = {KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 _TIMEOUT_S = 60.0
 
 
@@ -46,14 +47,9 @@ class FrameProxy:
         assert self._is_held.wait(_TIMEOUT_S), "no commit request came"
 
     @property
-    def has_answer(self) -> bool:
-        """Whether the request that was held has reached the broker, and has its answer."""
-        return self._held is not None and self._held.error_code is not None
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether the broker refused the request that was held, since its producer has been replaced."""
-        return self._held is not None and self._held.error_code in _FENCED
+    def answer(self) -> int | None:
+        """The broker's error code for the request that was held, once it has reached the broker."""
+        return None if self._held is None else self._held.error_code
 
     def __enter__(self) -> FrameProxy:
         threading.Thread(target=self._accept, daemon=True).start()

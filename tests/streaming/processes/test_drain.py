@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 
 import pytest
@@ -71,7 +72,8 @@ def test_all_messages_of_all_shards_are_released_when_they_are_due(
     assert time.time_ns() // 1_000_000 >= due_ms
     assert left_to_release(prepared) == {0: 0, 1: 0}
     assert sorted(released()) == [1, 2, 3, due_ms]
-    assert "waiting until about 4 messages of shards [0, 1] are due and released" in caplog.text
+    # The release process may have begun before the drain counts.
+    assert re.search(r"waiting until about [1-4] messages of shards \[0, 1\] are due and released", caplog.text)
     # Nothing is left to do.
     drain(prepared)
 
