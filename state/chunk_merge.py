@@ -10,10 +10,10 @@ from state.order import OrderKey, count_before, in_order
 
 # About 20,000 messages of 100 bytes. Sorting a few rows costs as much as sorting a thousand; a larger piece would only
 # delay the first message.
-_PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 4 * 1024 * 1024
 
 
-def merge(chunks: Iterable[tuple[OrderKey, pa.Table | None]], piece_bytes: int = _PIECE_BYTES) -> Iterator[pa.Table]:
+def merge(chunks: Iterable[tuple[OrderKey, pa.Table | None]], piece_bytes: int = PIECE_BYTES) -> Iterator[pa.Table]:
     """Yield the messages of all `chunks` in delivery order, as consecutive tables.
 
     A chunk's key is the order key of its first message. Chunks come in order of their keys. Everything below the next

@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from state.buckets.cancelled import CancelledIds
 from state.cancel import without_named
-from state.chunk_merge import merge
+from state.chunk_merge import PIECE_BYTES, merge
 from state.message import decode_chunk
 from state.message_ids import ID, by_source
 from state.order import OrderKey, keys_of
 
 # Old ids are forgotten once so many are known, or twice the number that was left the last time. An id takes 24 bytes.
-_MANY = 1 << 18
+_MANY_IDS = 1 << 18
 _Numbers = npt.NDArray[np.int64]
 
 
@@ -34,10 +34,14 @@ class CancelledFilter:
     """Leaves out messages, but no requests, that were cancelled by batches up to the one that seals `until_bucket`.
 
     - `count`: is called at the end of a task with the number of messages that it has left out
+    - `piece_bytes`: about how many bytes of messages leave at once (`state.chunk_merge`)
+    - `least_ids`: from how many ids on the filter forgets passed ones
     """
 
     until_bucket: int
     count: Callable[[int], None] = lambda _: None
+    piece_bytes: int = PIECE_BYTES
+    least_ids: int = _MANY_IDS
 
     def left(self, batches: Iterable[pa.RecordBatch], start_ms: int, end_ms: int) -> Iterator[pa.Table]:
         """Yield the messages due in [start_ms, end_ms) that are not cancelled, in delivery order.
@@ -45,8 +49,8 @@ class CancelledFilter:
         The rows of `batches` are in order of their keys (`ORDER`), and have the columns bucket, chunk and `has_ids`:
         whether the chunk has cancelled ids (`state.buckets.id_rows.ID_ROW_SCHEMA`).
         """
-        ids, count = _PassingIds(start_ms, end_ms, self.until_bucket), 0
-        for messages in merge(_keyed_chunks(batches, start_ms, end_ms, ids)):
+        ids, count = _PassingIds(start_ms, end_ms, self.until_bucket, self.least_ids), 0
+        for messages in merge(_keyed_chunks(batches, start_ms, end_ms, ids), self.piece_bytes):
             own = messages.drop_columns(["bucket"])
             left = without_named(own, ids.among(messages))
             count += own.num_rows - left.num_rows
@@ -97,7 +101,7 @@ class _Ids(NamedTuple):
 class _PassingIds:
     """The cancelled ids that messages may still meet: due in [start_ms, end_ms), cancelled up to `until_bucket`."""
 
-    def __init__(self, start_ms: int, end_ms: int, until_bucket: int) -> None:
+    def __init__(self, start_ms: int, end_ms: int, until_bucket: int, least: int) -> None:
         self._wanted = (
             (pc.field("deliver_at_ms") < end_ms)
             & (pc.field("max_deliver_at_ms") >= start_ms)
@@ -105,7 +109,7 @@ class _PassingIds:
         )
         self._new: list[pa.Table] = []
         self._sources: dict[tuple[str, int], _Ids] = {}
-        self._count, self._most = 0, _MANY
+        self._count, self._least, self._most = 0, least, least
 
     @property
     def are_many(self) -> bool:
@@ -124,7 +128,7 @@ class _PassingIds:
         left = {source: ids.of(ids.dues >= due_ms) for source, ids in self._sources.items()}
         self._sources = {source: ids for source, ids in left.items() if len(ids.offsets)}
         self._count = sum(len(ids.offsets) for ids in self._sources.values())
-        self._most = max(_MANY, 2 * self._count)
+        self._most = max(self._least, 2 * self._count)
 
     def among(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID` and bucket, are cancelled."""

@@ -31,7 +31,7 @@ MOVES_SCHEMA = ID_SCHEMA.append(pa.field("deliver_at_ms", pa.int64())).append(pa
 # The kind of a row of a stored chunk, which does not say it.
 _STORED = "stored"
 # The moved messages of a shard become rows once so many bytes are collected.
-_TOGETHER_BYTES = 32 * 1024 * 1024
+_PIECE_BYTES = 32 * 1024 * 1024
 
 
 def due_at_once_ms(clock_ms: int, cutoff_ms: int) -> int:
@@ -65,6 +65,7 @@ def moving(
     batch_settings: BatchSettings,
     bucket: int,
     cutoff_ms: int,
+    piece_bytes: int = _PIECE_BYTES,
 ) -> ArrowFunction:
     """Return the `mapInArrow` function that moves messages, among the rows of a batch and in stored chunks.
 
@@ -76,6 +77,7 @@ def moving(
         batch_settings: has the limits of a segment.
         bucket: the bucket that the batch seals.
         cutoff_ms: its cutoff, epoch ms.
+        piece_bytes: about how many bytes of a shard's moved messages become rows at once.
 
     The input is rows of `SHARD_OUTPUT_SCHEMA`. All rows of a shard must go to one task, so that the numbers of its new
     segments are unique. Or the input is stored chunks, with the columns bucket and chunk. Then only the moved messages
@@ -88,7 +90,7 @@ def moving(
     nowhere = np.zeros(moves.num_rows, dtype=bool)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        moved = _Moved(batch_settings, bucket, cutoff_ms)
+        moved = _Moved(batch_settings, bucket, cutoff_ms, piece_bytes)
         for row in (row for batch in batches for row in batch.to_pylist()):
             kind = row.get("kind", _STORED)
             if kind == FILLER:
@@ -130,8 +132,9 @@ def _as_moved(messages: pa.Table, moves: pa.Table) -> pa.Table:
 class _Moved:
     """Collects moved messages by shard, and makes rows of them."""
 
-    def __init__(self, batch_settings: BatchSettings, bucket: int, cutoff_ms: int) -> None:
+    def __init__(self, batch_settings: BatchSettings, bucket: int, cutoff_ms: int, piece_bytes: int) -> None:
         self._batch_settings, self._bucket, self._cutoff_ms = batch_settings, bucket, cutoff_ms
+        self._piece_bytes = piece_bytes
         # By shard. Computing the bytes of a table takes longer than adding it.
         self._tables: dict[int, list[pa.Table]] = {}
         self._bytes: Counter[int] = Counter()
@@ -146,7 +149,7 @@ class _Moved:
     def add(self, shard: int, messages: pa.Table) -> Iterator[pa.RecordBatch]:
         self._tables.setdefault(shard, []).append(messages)
         self._bytes[shard] += messages.nbytes
-        if self._bytes[shard] > _TOGETHER_BYTES:
+        if self._bytes[shard] > self._piece_bytes:
             yield from self._flush(shard)
 
     def finish(self) -> Iterator[pa.RecordBatch]:

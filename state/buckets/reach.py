@@ -27,11 +27,13 @@ class Reach:
 
     - `ahead_ms`: how far past the cutoff to load
     - `max_bytes`: about how many bytes may be loaded at a time. Messages due within the next seconds do not count
+    - `worth_messages`: how many messages make a load worthwhile
     """
 
     catalog: SegmentCatalog
     ahead_ms: int
     max_bytes: int
+    worth_messages: int = _WORTH_A_LOAD
 
     def onward(self, horizon_ms: int, cutoff_ms: int, held_bytes: float) -> int:
         """Return up to which due time to load, if everything below `horizon_ms` is loaded; no less than that.
@@ -102,7 +104,7 @@ class Reach:
     def _expected(self, start_ms: int, end_ms: int) -> tuple[float, float]:
         """Return how many bytes of messages are due in [start_ms, end_ms), and how many worthwhile loads these are."""
         messages, nbytes = due_in(self.catalog.overlapping(start_ms, end_ms), start_ms, end_ms)
-        return nbytes, max(messages / _WORTH_A_LOAD, nbytes / _WORTH_A_LOAD_BYTES)
+        return nbytes, max(messages / self.worth_messages, nbytes / _WORTH_A_LOAD_BYTES)
 
 
 def due_in(segments: Iterable[Segment], start_ms: int, end_ms: int) -> tuple[float, float]:

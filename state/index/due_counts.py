@@ -13,7 +13,7 @@ import numpy as np
 from conf.errors import BucketUnreadable
 
 # The most unordered counts, apart from a share of the ordered ones: ordering them costs a pass over all.
-_MAX_UNORDERED = 4096
+_MOST_UNORDERED = 4096
 
 
 class TimeSlot(NamedTuple):
@@ -42,8 +42,9 @@ class DueCounts:
     query a binary search.
     """
 
-    def __init__(self, precision_bits: int) -> None:
+    def __init__(self, precision_bits: int, most_unordered: int = _MOST_UNORDERED) -> None:
         self.precision_bits = precision_bits
+        self._most_unordered = most_unordered
         # The numbers of slots with messages, ascending; and how many messages are due before each, and in all.
         self._slots = np.empty(0, dtype=np.int64)
         self._before = np.zeros(1, dtype=np.int64)
@@ -110,7 +111,7 @@ class DueCounts:
     def _add_to_slot(self, number: int, count: int) -> None:
         self._unordered[number] = self._unordered.get(number, 0) + count
         self._total += count
-        if len(self._unordered) > _MAX_UNORDERED + len(self._slots) // 4:
+        if len(self._unordered) > self._most_unordered + len(self._slots) // 4:
             self._sort_slots()
 
     def _sort_slots(self) -> None:

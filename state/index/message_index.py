@@ -13,12 +13,12 @@ from pyroaring import BitMap64
 
 from conf.errors import BucketUnreadable
 from state.index.due_counts import Bounds, DueCounts, TimeSlot, slot_number, time_slot
-from state.index.source_pages import SourcePages
+from state.index.source_pages import PAGE_IDS, SourcePages
 
 # The most staged ids, besides a share of the waiting ones: moving them into pages may rewrite all pages.
-_MAX_STAGED = 1 << 20
+_MOST_STAGED = 1 << 20
 # The most ids that are counted without a page: queries after each id must not write a page for each id.
-_MAX_SINGLE = 4096
+_MOST_SINGLE = 4096
 
 _NO_FLOOR = -(1 << 63)
 
@@ -36,8 +36,15 @@ class MessageIndex:
     even with a query after each addition.
     """
 
-    def __init__(self, precision_bits: int) -> None:
+    def __init__(
+        self,
+        precision_bits: int,
+        page_ids: int = PAGE_IDS,
+        most_staged: int = _MOST_STAGED,
+        most_single: int = _MOST_SINGLE,
+    ) -> None:
         self._due = DueCounts(precision_bits)
+        self._page_ids, self._most_staged, self._most_single = page_ids, most_staged, most_single
         self._pages: dict[_Source, SourcePages] = {}
         # Offsets and slots added since the last query, not counted yet; an id may be there twice.
         self._staged: dict[_Source, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -146,12 +153,12 @@ class MessageIndex:
         # Indexing with a mask copies, so the arrays remain the caller's.
         self._staged.setdefault(source, []).append((offsets[waiting], slots[waiting]))
         self._staged_ids += len(offsets)
-        if self._staged_ids > _MAX_STAGED + len(self._due) // 16:
+        if self._staged_ids > self._most_staged + len(self._due) // 16:
             self._write_pages()
 
     def _settle(self) -> None:
         """Count the staged ids, each once: a few of them one by one, many through their pages."""
-        if self._single_ids + self._staged_ids > _MAX_SINGLE:
+        if self._single_ids + self._staged_ids > self._most_single:
             self._write_pages()
         for source, offsets, slots in self._take_staged():
             for offset, number in zip(offsets.tolist(), slots.tolist(), strict=True):
@@ -172,7 +179,8 @@ class MessageIndex:
     def _add_to_pages(self, source: _Source, offsets: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Add ids to their source's pages, and return the slots of the ids that were in no page."""
         order = np.argsort(offsets, kind="stable")
-        return self._pages.setdefault(source, SourcePages()).add(offsets[order], slots[order], self._floor)
+        pages = self._pages.setdefault(source, SourcePages(self._page_ids))
+        return pages.add(offsets[order], slots[order], self._floor)
 
     def _take_staged(self) -> list[tuple[_Source, np.ndarray, np.ndarray]]:
         staged, self._staged, self._staged_ids = self._staged, {}, 0

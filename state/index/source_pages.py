@@ -18,12 +18,13 @@ _NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 class SourcePages:
-    """Pages of at most `PAGE_IDS` ids that do not overlap. `floor` is the first slot that is not dropped.
+    """Pages of at most `page_ids` ids that do not overlap. `floor` is the first slot that is not dropped.
 
     Deletes are lazy: dropped ids stay until the page is next rewritten.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page_ids: int = PAGE_IDS) -> None:
+        self._page_ids = page_ids
         self._pages: list[SlotPage] = []
         self._firsts: list[int] = []
 
@@ -56,7 +57,7 @@ class SourcePages:
             pages += self._pages[done:home]
             known = _live(self._pages[home], floor) if self._pages else _NOTHING
             merged, merged_slots, new = _union(known, (offsets[start:end], slots[start:end]))
-            pages += _paged(merged, merged_slots)
+            pages += self._paged(merged, merged_slots)
             added.append(new)
             done = home + 1
         self._replace(pages + self._pages[done:])
@@ -70,17 +71,29 @@ class SourcePages:
             if page.last_slot < floor:
                 continue
             more, more_slots = _live(page, floor)
-            if len(offsets) + len(more) > PAGE_IDS:
-                pages += _paged(offsets, slots)
+            if len(offsets) + len(more) > self._page_ids:
+                pages += self._paged(offsets, slots)
                 offsets, slots = _NOTHING
             offsets, slots = np.concatenate((offsets, more)), np.concatenate((slots, more_slots))
-        self._replace(pages + _paged(offsets, slots))
+        self._replace(pages + self._paged(offsets, slots))
 
     def offsets(self, floor: int) -> Iterator[np.ndarray]:
         """Yield the offsets that are not dropped, ascending, a page at a time."""
         for page in self._pages:
             if page.last_slot >= floor:
                 yield _live(page, floor)[0]
+
+    def _paged(self, offsets: np.ndarray, slots: np.ndarray) -> list[SlotPage]:
+        """Cut ids into as few pages as the limits allow, of about equal size, none of them empty."""
+        pages: list[SlotPage] = []
+        start = 0
+        while start < len(offsets):
+            last = min(int(offsets[start]) + PAGE_SPAN - 1, _LAST_OFFSET)
+            left = int(np.searchsorted(offsets, last, side="right")) - start
+            end = start + -(-left // -(-left // self._page_ids))
+            pages.append(SlotPage(offsets[start:end], slots[start:end]))
+            start = end
+        return pages
 
     def _replace(self, pages: list[SlotPage]) -> None:
         self._pages, self._firsts = pages, [page.first_offset for page in pages]
@@ -106,16 +119,3 @@ def _union(
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     kept = order[first]
     return offsets[kept], slots[kept], slots[kept[kept >= len(known[0])]]
-
-
-def _paged(offsets: np.ndarray, slots: np.ndarray) -> list[SlotPage]:
-    """Cut ids into as few pages as the limits allow, of about equal size, none of them empty."""
-    pages: list[SlotPage] = []
-    start = 0
-    while start < len(offsets):
-        last = min(int(offsets[start]) + PAGE_SPAN - 1, _LAST_OFFSET)
-        left = int(np.searchsorted(offsets, last, side="right")) - start
-        end = start + -(-left // -(-left // PAGE_IDS))
-        pages.append(SlotPage(offsets[start:end], slots[start:end]))
-        start = end
-    return pages

@@ -32,7 +32,7 @@ from state.repeats.waiting import NO_PREDECESSORS, Predecessor, Waiting, waiting
 # About how many occurrences of a shard a batch stages. Their bytes are limited by `BatchSettings.group_bytes`.
 _MOST_STAGED = 100_000
 # About how many bytes of them are made at once.
-_TOGETHER_BYTES = 16 * 1024 * 1024
+_PIECE_BYTES = 16 * 1024 * 1024
 
 Ints = npt.NDArray[np.int64]
 
@@ -64,10 +64,10 @@ class Occurring(NamedTuple):
         return self._replace(staged=Staged(rows - start, numbers, dues_ms), following=following)
 
 
-def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_bytes: int) -> Occurring:
+def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most: int, most_bytes: int) -> Occurring:
     """Return which occurrences a batch makes of messages, by their `coming` ones (`Schedule.coming`) and bytes `sizes`.
 
-    It stages occurrences in order of their instants until there are `_MOST_STAGED`, or until they have `most_bytes`.
+    It stages occurrences in order of their instants until there are `most`, or until they have `most_bytes`.
     The occurrences of one instant are staged together: at most one of each message.
     """
     next_up: list[tuple[int, int, Occurrence]] = []
@@ -86,7 +86,7 @@ def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_
     rows, numbers, dues_ms, nbytes = array("q"), array("q"), array("q"), 0
     while next_up:
         at_ms, row, occurrence = next_up[0]
-        is_enough = len(rows) >= _MOST_STAGED or nbytes >= most_bytes
+        is_enough = len(rows) >= most or nbytes >= most_bytes
         if is_enough and at_ms > dues_ms[-1]:
             break
         heappop(next_up)
@@ -101,12 +101,12 @@ def occur(coming: list[Iterator[Occurrence]], sizes: Ints, cutoff_ms: int, most_
     return Occurring(staged, below_ms, following)
 
 
-def as_staged(messages: pa.Table, waiting: list[Waiting], staged: Staged) -> Iterator[pa.Table]:
-    """Yield the occurrences of `messages` as they are `staged`, in delivery order, some megabytes at once.
+def as_staged(messages: pa.Table, waiting: list[Waiting], staged: Staged, piece_bytes: int) -> Iterator[pa.Table]:
+    """Yield the occurrences of `messages` as they are `staged`, in delivery order, about `piece_bytes` at once.
 
     The next ones are not due sooner, so that merging holds few of them at a time (`state.chunk_merge`).
     """
-    pieces = np.cumsum(row_bytes(messages)[staged.rows]) // _TOGETHER_BYTES
+    pieces = np.cumsum(row_bytes(messages)[staged.rows]) // piece_bytes
     for piece in np.unique(pieces):
         start, end = np.searchsorted(pieces, [piece, piece + 1])
         rows, numbers, dues_ms = (column[start:end].tolist() for column in staged)
@@ -155,7 +155,8 @@ def _with(
 class OccurrenceRows:
     """Makes the rows of a batch (`SHARD_OUTPUT_SCHEMA`) for the messages of one shard that repeat.
 
-    It sees them twice: the staged occurrences of each depend on all of them, and they need not fit into memory.
+    It sees them twice: the staged occurrences of each depend on all of them, and they need not fit into memory. Its
+    state is what the second time needs of the first.
     """
 
     def __init__(
@@ -164,8 +165,11 @@ class OccurrenceRows:
         span: BatchSpan,
         shard: int,
         predecessors: Mapping[MessageId, Predecessor] = NO_PREDECESSORS,
+        most_staged: int = _MOST_STAGED,
+        piece_bytes: int = _PIECE_BYTES,
     ) -> None:
         """Take the shard, and the `predecessors` of messages that came with the batch, by their ids."""
+        self._most_staged, self._piece_bytes = most_staged, piece_bytes
         self._predecessors = predecessors
         self._span, self._most_bytes = span, batch_settings.group_bytes
         self._rows = ShardRows.of_occurrences(batch_settings, span.bucket, shard, span.cutoff_ms)
@@ -193,13 +197,13 @@ class OccurrenceRows:
         own = self._decided().of_rows(self._seen, self._seen + messages.num_rows)
         self._seen += messages.num_rows
         waiting = waiting_in(messages)
-        for piece in as_staged(messages, waiting, own.staged):
+        for piece in as_staged(messages, waiting, own.staged, self._piece_bytes):
             yield _as_batch(self._rows.due(piece))
         following = as_waiting(messages, waiting, list(own.following.items()), self._span.cutoff_ms)
         self._names.append(_names(messages, waiting, own, self._span.cutoff_ms))
         self._following.append(following)
         self._following_bytes += following.nbytes
-        if self._following_bytes >= _TOGETHER_BYTES:
+        if self._following_bytes >= self._piece_bytes:
             yield from self._sealed()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -218,7 +222,7 @@ class OccurrenceRows:
     def _decided(self) -> Occurring:
         if self._occurring is None:
             sizes = np.concatenate(self._sizes)
-            self._occurring = occur(self._coming, sizes, self._span.cutoff_ms, self._most_bytes)
+            self._occurring = occur(self._coming, sizes, self._span.cutoff_ms, self._most_staged, self._most_bytes)
         return self._occurring
 
     def _sealed(self) -> Iterator[pa.RecordBatch]:

@@ -44,8 +44,18 @@ class Outputs:
     Partitions that are added later are not read.
     """
 
-    def __init__(self, bootstrap: str, topics: Sequence[str], take: Callable[[Received], None]) -> None:
-        """Raises KafkaException if the broker does not describe the topics."""
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Sequence[str],
+        take: Callable[[Received], None],
+        silent_s: float = _SILENT_S,
+    ) -> None:
+        """Read again from where it was if nothing has come for `silent_s`.
+
+        Raises KafkaException if the broker does not describe the topics.
+        """
+        self._silent_s = silent_s
         # The ids of all received messages, for frequent lookups.
         self.ids: set[str] = set()
         self._take = take
@@ -131,7 +141,7 @@ class Outputs:
                 if message is not None:
                     heard_s = time.monotonic()
                     self._process(message, received_ms)
-                elif time.monotonic() > heard_s + _SILENT_S:
+                elif time.monotonic() > heard_s + self._silent_s:
                     heard_s = time.monotonic()
                     self._begin_again_if_stuck()
         except Exception as problem:  # noqa: BLE001, `check` raises it
@@ -146,7 +156,9 @@ class Outputs:
             # The broker is down.
             return
         if left:
-            log.warning("a reader received nothing for %.0f s, and starts again: (read, end) is %s", _SILENT_S, left)
+            log.warning(
+                "a reader received nothing for %.0f s, and starts again: (read, end) is %s", self._silent_s, left
+            )
             self._consumer.close()
             self._consumer = self._opened()
             self._assign()

@@ -63,6 +63,7 @@ class WaitingMessages:
     sealed: dict[str, list[Span]] = field(default_factory=dict)
     # How many spans were left after they were joined last.
     joined: int = 0
+    few_spans: int = _FEW_SPANS
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add the messages that a batch has sealed, and replace the kept messages by those that it keeps.
@@ -86,7 +87,7 @@ class WaitingMessages:
 
     def join(self, cutoff_ms: int) -> None:
         """Join spans with similar bounds if there are many, and drop those that end before `cutoff_ms` (epoch ms)."""
-        if self.spans > max(_FEW_SPANS, 2 * self.joined):
+        if self.spans > max(self.few_spans, 2 * self.joined):
             for topic, own in self.sealed.items():
                 self.sealed[topic] = _joined(own, cutoff_ms)
             self.joined = self.spans
@@ -102,14 +103,19 @@ class Admission:
     """Decides the refusals of one batch after the other. Only the query's thread may use it."""
 
     def __init__(
-        self, checkpoint: Checkpoint, store: BucketTable, settings: Settings, replayed: int | None = None
+        self,
+        checkpoint: Checkpoint,
+        store: BucketTable,
+        settings: Settings,
+        replayed: int | None = None,
+        few_spans: int = _FEW_SPANS,
     ) -> None:
         """Take the checkpoint as it is at the start of the job, and the number of the batch that is `replayed`."""
         self._checkpoint = checkpoint
         self._store = store
         self._settings = settings
         self._replayed = replayed
-        self._waiting = WaitingMessages()
+        self._waiting = WaitingMessages(few_spans=few_spans)
         # When the table was counted last, by the monotonic clock (None: never).
         self._counted_s: float | None = None
 

@@ -49,13 +49,13 @@ def reads_to_limit(span: BatchSpan, most_records: int) -> bool:
 class ArrivalWatch:
     """Waits for records after the ones that a batch has read. Only the query's thread may use it, except for `wake`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._urgent_s = min(settings.clock.trigger, _URGENT_MS) / 1000
+    def __init__(self, settings: Settings, urgent_ms: int = _URGENT_MS, idle_ms: int = _IDLE_MS) -> None:
+        self._urgent_s = min(settings.clock.trigger, urgent_ms) / 1000
         most_ms = settings.clock.horizon // _BATCHES_IN_A_HORIZON
         self._forwarded_ms = min(settings.forward.trigger, most_ms)
         longest_ms = max(settings.clock.trigger, self._forwarded_ms if settings.forward.is_on else 0)
         # How long a batch may be put off, in s; and if no message waits.
-        self.idle_s, self.empty_s = (max(longest_ms, min(idle_ms, most_ms)) / 1000 for idle_ms in (_IDLE_MS, _EMPTY_MS))
+        self.idle_s, self.empty_s = (max(longest_ms, min(each, most_ms)) / 1000 for each in (idle_ms, _EMPTY_MS))
         self._settings = settings
         self._woken = threading.Event()
         self._consumer = Consumer(

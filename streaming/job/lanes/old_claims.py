@@ -29,8 +29,8 @@ _EVERY_S = 600.0
 class OldClaims:
     """Deletes old claims now and then, in the background. A failure costs space until the next time."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, every_s: float = _EVERY_S) -> None:
+        self._settings, self._every_s = settings, every_s
         self._begun_s = time.monotonic()
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="claims")
         self._running = Future[None]()
@@ -38,7 +38,7 @@ class OldClaims:
 
     def before_batch(self, span: BatchSpan) -> None:
         """Begin to delete old claims, if it is time. `span` is the batch that begins."""
-        if time.monotonic() > self._begun_s + _EVERY_S and self._running.done():
+        if time.monotonic() > self._begun_s + self._every_s and self._running.done():
             self._begun_s = time.monotonic()
             ids, known = newest_ids(span.input_ids), span.origin.input_ids
             # Offsets of a topic that was created again since are about the old topic.

@@ -54,7 +54,14 @@ class RequestDesk:
     waits for that. The desk holds the sources of all facts, and the state of these notes.
     """
 
-    def __init__(self, store: BucketTable, settings: Settings, epoch: int = 1, has_run: bool = False) -> None:
+    def __init__(
+        self,
+        store: BucketTable,
+        settings: Settings,
+        epoch: int = 1,
+        has_run: bool = False,
+        forget_every_s: float = _FORGET_EVERY_S,
+    ) -> None:
         """Take the table of sealed buckets, and the checkpoint's `epoch`.
 
         `has_run` says whether earlier processes have staged messages.
@@ -71,7 +78,7 @@ class RequestDesk:
         self._running: list[Future[None]] = []
         self._unnoted: Callable[[], None] | None = None
         # When ids were forgotten last, by the monotonic clock.
-        self._forgot_s = -math.inf
+        self._forgot_s, self._forget_every_s = -math.inf, forget_every_s
         # The newest batch by the markers, and when these were read, by the monotonic clock. All messages before the
         # previous cutoff of that batch are staged.
         self._shown: BatchSpan | None = None
@@ -152,7 +159,7 @@ class RequestDesk:
         elif decision.cancelled.num_rows or decision.names.num_rows:
             self._stored_ids.add(decision.cancelled, decision.names, span.bucket, decision.replaced)
         self._is_replay = False
-        if time.monotonic() > self._forgot_s + _FORGET_EVERY_S:
+        if time.monotonic() > self._forgot_s + self._forget_every_s:
             self._forgot_s = time.monotonic()
             # Keep messages that are staged and not yet due. They have their names, and a repeated cancel gets the same
             # answer.

@@ -29,8 +29,8 @@ Numbers = npt.NDArray[np.int64]
 Columns = Sequence[npt.NDArray[Any]]
 # The same as a `NamedTuple`.
 Rows = TypeVar("Rows", bound=Columns)
-# How many rows are merged at once: some tens of bytes each, a few times over.
-_AT_ONCE = 1 << 18
+# How many rows are read or merged at once: some tens of bytes each, a few times over.
+_PIECE_ROWS = 1 << 18
 
 
 class Run:
@@ -67,12 +67,12 @@ class Run:
         rows = slice(*self.sources.get(source, (0, 0)))
         return [column[rows] for column in self._columns]
 
-    def pieces(self) -> Iterator[tuple[Source, Columns]]:
-        """Yield all rows by source, some at a time."""
+    def pieces(self, rows: int) -> Iterator[tuple[Source, Columns]]:
+        """Yield all rows by source, at most `rows` at a time."""
         for source in self.sources:
             columns = self.rows_of(source)
-            for first in range(0, len(columns[0]), _AT_ONCE):
-                yield source, chosen(columns, slice(first, first + _AT_ONCE))
+            for first in range(0, len(columns[0]), rows):
+                yield source, chosen(columns, slice(first, first + rows))
         self.file.let_go()
 
     def find(self, wanted: Mapping[Source, npt.NDArray[Any]]) -> Iterator[tuple[Source, Columns]]:
@@ -90,7 +90,12 @@ class Runs(Generic[Rows]):
     """A growing set of rows, in runs. Among rows with the same key, the greatest counts. Not thread-safe."""
 
     def __init__(
-        self, named: Callable[..., Rows], kinds: Sequence[npt.DTypeLike], keys: int = 1, lasting: int | None = None
+        self,
+        named: Callable[..., Rows],
+        kinds: Sequence[npt.DTypeLike],
+        keys: int = 1,
+        lasting: int | None = None,
+        piece_rows: int = _PIECE_ROWS,
     ) -> None:
         """Start without rows. The numbers of a row are of these `kinds`, and the first `keys` of them are its key.
 
@@ -101,6 +106,7 @@ class Runs(Generic[Rows]):
         self._kinds = kinds
         self._keys = keys
         self._lasting = lasting
+        self._piece_rows = piece_rows
         self._runs: list[Run] = []
 
     def add(self, several: Iterable[tuple[Source, Columns]]) -> None:
@@ -125,18 +131,19 @@ class Runs(Generic[Rows]):
     def pieces(self) -> Iterator[tuple[Source, Rows]]:
         """Yield all rows by source, some at a time. A row comes as often as it was added."""
         for run in self._runs:
-            for source, columns in run.pieces():
+            for source, columns in run.pieces(self._piece_rows):
                 yield source, self._named(*columns)
 
     def forget(self, is_old: Callable[[Source, Rows], Mask], least: float = 0.0) -> None:
         """Forget rows that are old. A run keeps them for now if they are less than the fraction `least` of its rows."""
 
         def left(run: Run) -> Iterator[tuple[Source, Columns]]:
-            for source, columns in run.pieces():
+            for source, columns in run.pieces(self._piece_rows):
                 yield source, chosen(columns, ~is_old(source, self._named(*columns)))
 
         for number, run in enumerate(self._runs):
-            old = sum(np.count_nonzero(is_old(source, self._named(*columns))) for source, columns in run.pieces())
+            pieces = run.pieces(self._piece_rows)
+            old = sum(np.count_nonzero(is_old(source, self._named(*columns))) for source, columns in pieces)
             if old and old >= least * run.count:
                 self._runs[number] = Run(left(run), run.count - int(old), self._kinds)
         self._runs = [run for run in self._runs if run.count]
@@ -147,7 +154,7 @@ class Runs(Generic[Rows]):
             rest = [older.rows_of(source), newer.rows_of(source)]
             while any(len(first) for first, *_ in rest):
                 # Up to a number that both are read to, or end before.
-                last = min(first[:_AT_ONCE][-1] for first, *_ in rest if len(first))
+                last = min(first[: self._piece_rows][-1] for first, *_ in rest if len(first))
                 ends = [int(np.searchsorted(first, last, side="right")) for first, *_ in rest]
                 yield source, self._in_order([chosen(each, slice(end)) for each, end in zip(rest, ends, strict=True)])
                 rest = [chosen(each, slice(end, None)) for each, end in zip(rest, ends, strict=True)]

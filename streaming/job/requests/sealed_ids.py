@@ -83,9 +83,9 @@ class _Piece(NamedTuple):
 class SealedIds:
     """The ids in the table of sealed buckets. Any thread may use it."""
 
-    def __init__(self, store: BucketTable) -> None:
+    def __init__(self, store: BucketTable, file_bytes: int = _FILE_BYTES) -> None:
         """Take the table. Nothing is read yet."""
-        self._store = store
+        self._store, self._file_bytes = store, file_bytes
         # By Delta partition.
         self._pieces: dict[str, list[_Piece]] = {}
         # The file with the newest pieces, and the numbers of input partitions.
@@ -165,7 +165,7 @@ class SealedIds:
         nbytes = sum(map(room_of, columns))
         if self._file is None or not self._file.has_room(nbytes):
             self._finish_file()
-            self._file = LocalFile(max(_FILE_BYTES, nbytes))
+            self._file = LocalFile(max(self._file_bytes, nbytes))
         return _Piece(self._file, _Columns(*map(self._file.append, columns)))
 
     def _free(self) -> None:

@@ -12,8 +12,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from conf.kafka import client_log as module
-from conf.kafka.client_log import client_log
+from conf.kafka.client_log import NotAgain, client_log
 from conf.kafka.clients import admin_client, make_client
 from sinks.topics import limits
 
@@ -22,11 +21,6 @@ PACKAGES = ("conf", "sources", "sinks", "state", "streaming")
 CLIENTS = {"Producer", "Consumer", "AdminClient"}
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 _REFUSED = "FAIL [%s] 127.0.0.1:1/bootstrap: Connection refused (after %dms in state CONNECT)"
-
-
-@pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._NOT_AGAIN, "_said_s", {})
 
 
 def _opened(tree: ast.AST) -> Iterator[ast.Call]:
@@ -86,11 +80,8 @@ def test_a_client_of_make_client_has_the_log_too(
     assert "%3|" not in capfd.readouterr().err
 
 
-def test_a_line_comes_again_only_after_a_while(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SILENT_S", 0.2)
-    log = client_log(logging.getLogger("sources.subscriber"))
+def test_a_line_comes_again_only_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    log = client_log(logging.getLogger("some.client"), NotAgain(silent_s=0.2))
     for took_ms in range(3):
         log.error(_REFUSED, "consumer-1", took_ms)
     log.error(_REFUSED, "consumer-2", 1)
@@ -98,7 +89,7 @@ def test_a_line_comes_again_only_after_a_while(
     log.error(_REFUSED, "consumer-1", 7)
     said = [record.getMessage() for record in caplog.records]
     assert [line.split("]")[0] for line in said] == ["FAIL [consumer-1", "FAIL [consumer-2", "FAIL [consumer-1"]
-    assert {record.name for record in caplog.records} == {"sources.subscriber.librdkafka"}
+    assert {record.name for record in caplog.records} == {"some.client.librdkafka"}
 
 
 def test_the_modules_own_lines_all_come(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,11 +101,12 @@ def test_the_modules_own_lines_all_come(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_lines_that_differ_take_no_memory_that_grows(caplog: pytest.LogCaptureFixture) -> None:
-    log = client_log(logging.getLogger("sources.subscriber"))
+    not_again = NotAgain()
+    log = client_log(logging.getLogger("another.client"), not_again)
     for number in range(2_500):
         log.error("line %d of a client", number)
     assert len(caplog.records) == 2_500
-    assert len(module._NOT_AGAIN._said_s) <= module._MOST_LINES
+    assert len(not_again._said_s) <= 1_000
 
 
 def test_a_client_without_a_broker_says_once_that_it_cannot_connect(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,12 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import state.buckets.cancelled_filter
-import state.chunk_merge
 from state.buckets.cancelled_filter import CancelledFilter
 from state.buckets.id_rows import ID_ROW_SCHEMA
 from state.kinds import REQUEST
@@ -89,14 +86,6 @@ def is_cancelled(message: Waiting, cancelled: Iterable[Cancelled], until_bucket:
     return any(each[:2] == message[:2] and message.bucket <= each.bucket <= until_bucket for each in cancelled)
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages leave the merge soon, and ids are forgotten soon."""
-    monkeypatch.setattr(state.chunk_merge, "_PIECE_BYTES", 200)
-    monkeypatch.setattr(state.buckets.cancelled_filter, "_MANY", 3)
-
-
-@pytest.mark.usefixtures("small_pieces")
 @given(st.data(), WAITING, st.integers(1, 4), st.integers(0, 6), DUE, st.one_of(DUE, st.just(END_MS + 1)))
 @settings(max_examples=examples(200))
 def test_a_message_is_left_out_if_a_batch_has_cancelled_it_in_its_bucket_or_a_later_one(
@@ -112,7 +101,8 @@ def test_a_message_is_left_out_if_a_batch_has_cancelled_it_in_its_bucket_or_a_la
     ]  # fmt: skip
     start_ms, end_ms = sorted((one_ms, other_ms))
     counts: list[int] = []
-    leave_out = CancelledFilter(until_bucket, counts.append)
+    # Messages leave the merge soon, and ids are forgotten soon.
+    leave_out = CancelledFilter(until_bucket, counts.append, piece_bytes=200, least_ids=3)
     tables = list(leave_out.left(stream(waiting, cancelled, chunk), start_ms, end_ms))
     assert all(table.num_rows for table in tables)
     in_range = [each for each in waiting if start_ms <= each.due_ms < end_ms]

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from state import message_ids
-from state.buckets import moves as moves_module
-from state.buckets.moves import MOVES_SCHEMA, moving
+from state.buckets.moves import MOVES_SCHEMA, _Moved, moving
 from state.buckets.operator import DUE, FILLER, KEPT, SEALED, SHARD_OUTPUT_SCHEMA, ShardRows
 from state.buckets.table_rows import stored_rows
 from state.checkpoint.batch_settings import DelayPolicy
@@ -54,14 +53,14 @@ def batch_rows(every: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def moved_rows(rows: list[dict[str, Any]], moves: dict[int, int]) -> list[dict[str, Any]]:
-    return moved_by(moves_of(moves), rows)
+def moved_rows(rows: list[dict[str, Any]], moves: dict[int, int], **limits: int) -> list[dict[str, Any]]:
+    return moved_by(moves_of(moves), rows, **limits)
 
 
-def moved_by(moves: pa.Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def moved_by(moves: pa.Table, rows: list[dict[str, Any]], **limits: int) -> list[dict[str, Any]]:
     """Return the rows of a batch after moves of these messages, which are not in stored chunks."""
     batches = pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA).to_batches(max_chunksize=2)
-    move = moving(moves, LOCATED_SCHEMA.empty_table(), lambda _: 0, SETTINGS, BUCKET, CUTOFF_MS)
+    move = moving(moves, LOCATED_SCHEMA.empty_table(), lambda _: 0, SETTINGS, BUCKET, CUTOFF_MS, **limits)
     return [row for each in move(batches) for row in each.to_pylist()]
 
 
@@ -154,10 +153,9 @@ def test_moves_of_several_partitions_come_in_any_order() -> None:
     assert found == dict.fromkeys(ids, 9_000) | {own: 2_000 + number for number, own in enumerate(ids[::2])}
 
 
-def test_many_moved_messages_become_rows_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves_module, "_TOGETHER_BYTES", 1)
+def test_many_moved_messages_become_rows_some_at_a_time() -> None:
     every = messages({"offset": offset, "deliver_at_ms": 300 * offset} for offset in range(20))
-    rows = moved_rows(batch_rows(every), dict.fromkeys(range(0, 20, 2), 9_000))
+    rows = moved_rows(batch_rows(every), dict.fromkeys(range(0, 20, 2), 9_000), piece_bytes=1)
     assert dues_of(rows, SEALED) == dict.fromkeys(range(0, 20, 2), 9_000) | {
         each: 300 * each for each in range(5, 20, 2)
     }
@@ -179,7 +177,7 @@ def test_moves_of_many_input_partitions_are_sorted_once(monkeypatch: pytest.Monk
 
 
 def test_bytes_of_what_is_collected_are_asked_for_once() -> None:
-    moved, table = moves_module._Moved(SETTINGS, BUCKET, CUTOFF_MS), CountedTable()
+    moved, table = _Moved(SETTINGS, BUCKET, CUTOFF_MS, piece_bytes=1 << 20), CountedTable()
     for _ in range(9):
         list(moved.add(0, table))
     assert table.reads == 9

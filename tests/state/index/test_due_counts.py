@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import BucketUnreadable
-from state.index import due_counts
 from state.index.due_counts import Bounds, DueCounts, TimeSlot
 from tests.thorough import examples
 
@@ -38,21 +37,19 @@ def instants(dues_ms: list[int]) -> np.ndarray:
 def test_counts_and_bounds_are_those_of_the_due_times(
     steps: list[tuple[str, Any]], start_ms: int, end_ms: int, most_unordered: int
 ) -> None:
-    counts, model = DueCounts(BITS), list[int]()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(due_counts, "_MAX_UNORDERED", most_unordered)
-        for action, subject in steps:
-            if action == "add":
-                slot_ms, count = subject[0] * SLOT_MS, subject[1]
-                counts.add(slot_ms, count)
-                model += [slot_ms] * count
-            elif action == "instants":
-                counts.add_instants(instants(subject))
-                model += subject
-            else:
-                dropped = [due_ms for due_ms in model if due_ms >> BITS < subject >> BITS]
-                assert counts.forget_before(subject) == len(dropped)
-                model = [due_ms for due_ms in model if due_ms >> BITS >= subject >> BITS]
+    counts, model = DueCounts(BITS, most_unordered), list[int]()
+    for action, subject in steps:
+        if action == "add":
+            slot_ms, count = subject[0] * SLOT_MS, subject[1]
+            counts.add(slot_ms, count)
+            model += [slot_ms] * count
+        elif action == "instants":
+            counts.add_instants(instants(subject))
+            model += subject
+        else:
+            dropped = [due_ms for due_ms in model if due_ms >> BITS < subject >> BITS]
+            assert counts.forget_before(subject) == len(dropped)
+            model = [due_ms for due_ms in model if due_ms >> BITS >= subject >> BITS]
     assert len(counts) == len(model)
     inside = sum(start_ms <= slot_ms and slot_ms + SLOT_MS <= end_ms for slot_ms in map(slot_of, model))
     overlapping = sum(start_ms < slot_ms + SLOT_MS and slot_ms < end_ms for slot_ms in map(slot_of, model))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,9 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from conf.errors import BucketUnreadable
-from state.index import message_index, source_pages
 from state.index.due_counts import Bounds, TimeSlot
 from state.index.message_index import MessageIndex, index_entries, offsets_by_source
+from state.index.source_pages import PAGE_IDS
 from tests.messages import messages
 from tests.thorough import examples
 
@@ -44,19 +42,10 @@ STEPS = st.lists(
 )
 # The most ids in a page, staged, and outside pages: small values, so that pages split and join, and the defaults.
 LIMITS = st.tuples(
-    st.sampled_from([1, 3, source_pages.PAGE_IDS]),
-    st.sampled_from([0, 4, message_index._MAX_STAGED]),
-    st.sampled_from([0, 4, message_index._MAX_SINGLE]),
+    st.sampled_from([1, 3, PAGE_IDS]),
+    st.sampled_from([0, 4, 1 << 20]),
+    st.sampled_from([0, 4, 4096]),
 )
-
-
-@contextmanager
-def limits(page_ids: int, most_staged: int, most_single: int) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(source_pages, "PAGE_IDS", page_ids)
-        patched.setattr(message_index, "_MAX_STAGED", most_staged)
-        patched.setattr(message_index, "_MAX_SINGLE", most_single)
-        yield
 
 
 def int64(values: Any) -> np.ndarray:
@@ -81,37 +70,36 @@ def slot_of(due_ms: int) -> TimeSlot:
 def test_over_any_steps_the_index_answers_as_a_dict_does(
     steps: list[tuple[str | int, Any]], most: tuple[int, int, int]
 ) -> None:
-    index, model, floor, seen = MessageIndex(BITS), dict[Id, int](), 0, set[Id]()
-    with limits(*most):
-        for action, subject in steps:
-            if action == "add" or isinstance(action, int):
-                # If an id has two due times, the first that waits counts. Entries do not keep the order of rows.
-                rows = distinct(subject) if isinstance(action, int) else subject
-                seen |= {row[:3] for row in rows}
-                if isinstance(action, int):
-                    index.add_entries(entries_of(rows, action), action)
-                else:
-                    for source in {row[:2] for row in rows}:
-                        source_rows = [row for row in rows if row[:2] == source]
-                        index.add(
-                            source[0],
-                            source[1],
-                            int64(row[2] for row in source_rows),
-                            int64(row[3] for row in source_rows),
-                        )
-                for *message_id, due_ms in rows:
-                    if due_ms >> BITS >= floor:
-                        model.setdefault(tuple(message_id), due_ms)
-            elif action == "forget":
-                floor = max(floor, subject >> BITS)
-                kept = {message_id: due_ms for message_id, due_ms in model.items() if due_ms >> BITS >= floor}
-                assert index.forget_before(subject) == len(model) - len(kept)
-                model = kept
+    index, model, floor, seen = MessageIndex(BITS, *most), dict[Id, int](), 0, set[Id]()
+    for action, subject in steps:
+        if action == "add" or isinstance(action, int):
+            # If an id has two due times, the first that waits counts. Entries do not keep the order of rows.
+            rows = distinct(subject) if isinstance(action, int) else subject
+            seen |= {row[:3] for row in rows}
+            if isinstance(action, int):
+                index.add_entries(entries_of(rows, action), action)
             else:
-                start_ms, end_ms = subject
-                low, high = index.between(start_ms, end_ms)
-                assert low <= sum(start_ms <= due_ms < end_ms for due_ms in model.values()) <= high
-        assert_same(index, model, seen)
+                for source in {row[:2] for row in rows}:
+                    source_rows = [row for row in rows if row[:2] == source]
+                    index.add(
+                        source[0],
+                        source[1],
+                        int64(row[2] for row in source_rows),
+                        int64(row[3] for row in source_rows),
+                    )
+            for *message_id, due_ms in rows:
+                if due_ms >> BITS >= floor:
+                    model.setdefault(tuple(message_id), due_ms)
+        elif action == "forget":
+            floor = max(floor, subject >> BITS)
+            kept = {message_id: due_ms for message_id, due_ms in model.items() if due_ms >> BITS >= floor}
+            assert index.forget_before(subject) == len(model) - len(kept)
+            model = kept
+        else:
+            start_ms, end_ms = subject
+            low, high = index.between(start_ms, end_ms)
+            assert low <= sum(start_ms <= due_ms < end_ms for due_ms in model.values()) <= high
+    assert_same(index, model, seen)
 
 
 def assert_same(index: MessageIndex, model: dict[Id, int], seen: set[Id]) -> None:
@@ -157,7 +145,7 @@ def test_consecutive_offsets_are_stored_as_a_run() -> None:
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_full_pages_answer_for_each_id(shuffled: bool) -> None:
-    count = 3 * source_pages.PAGE_IDS + 7
+    count = 3 * PAGE_IDS + 7
     due_ms = np.arange(count, dtype=np.int64)
     if shuffled:
         np.random.default_rng(1).shuffle(due_ms)

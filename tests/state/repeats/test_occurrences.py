@@ -62,9 +62,10 @@ def made(
     cut: int = 1,
     predecessors: Mapping[MessageId, Predecessor] = NO_PREDECESSORS,
     previous_ms: int = 0,
+    **limits: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a batch by kind. It reads the first `cut` messages before the others."""
-    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms, previous_ms), SHARD, predecessors)
+    rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms, previous_ms), SHARD, predecessors, **limits)
     found: dict[str, list[dict[str, Any]]] = {DUE: [], SEALED: [], NAMED: [], BOUND: []}
     messages = messages.filter(pa.array(repeats(messages)))
     pieces = [messages.slice(0, cut), messages.slice(cut)]
@@ -161,13 +162,10 @@ def test_bytes_of_occurrences_that_wait_are_asked_for_once(monkeypatch: pytest.M
     assert table.reads == 9
 
 
-def test_occurrences_of_an_outage_are_staged_in_turn_whatever_message_they_are_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_occurrences_of_an_outage_are_staged_in_turn_whatever_message_they_are_of() -> None:
     """Chunks that overlap in due time would all be in memory at once when they are merged."""
-    monkeypatch.setattr(occurrences, "_TOGETHER_BYTES", 1_000)
     every = (("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", b"all"), ("x", bytes(50)))
-    rows = made(accepted(*[every] * 5), 100 * MINUTE, 101 * MINUTE, cut=0)
+    rows = made(accepted(*[every] * 5), 100 * MINUTE, 101 * MINUTE, cut=0, piece_bytes=1_000)
     spans = [(row["min_deliver_at_ms"], row["max_deliver_at_ms"]) for row in rows[DUE]]
     assert len(spans) > 20
     assert all(last_ms <= next_ms for (_, last_ms), (next_ms, _) in pairwise(spans))
@@ -179,11 +177,13 @@ def test_occurrences_of_an_outage_are_staged_in_turn_whatever_message_they_are_o
 EACH = (("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", b"all"))
 
 
-def in_turn(messages: pa.Table, clock: int, cutoff: int, settings: BatchSettings) -> Iterator[list[tuple[int, int]]]:
+def in_turn(
+    messages: pa.Table, clock: int, cutoff: int, settings: BatchSettings = SETTINGS, **limits: int
+) -> Iterator[list[tuple[int, int]]]:
     """Yield offset and minute of what batches stage of `messages`, one after the other, until nothing is left."""
     for passed in count():
-        rows = made(messages, (clock + passed) * MINUTE, (cutoff + passed) * MINUTE, settings)
-        again = made(messages, (clock + passed) * MINUTE, (cutoff + passed) * MINUTE, settings)
+        rows = made(messages, (clock + passed) * MINUTE, (cutoff + passed) * MINUTE, settings, **limits)
+        again = made(messages, (clock + passed) * MINUTE, (cutoff + passed) * MINUTE, settings, **limits)
         assert rows == again, "a replay"
         yield sorted((each[:2] for each in contents(rows[DUE])), key=itemgetter(1, 0))
         messages = pa.concat_tables([decode_chunk(row["chunk"]) for row in rows[SEALED]]).combine_chunks()
@@ -198,9 +198,8 @@ def in_turn(messages: pa.Table, clock: int, cutoff: int, settings: BatchSettings
         assert min(each.occurrence.at_ms for each in waiting_in(messages)) == bound["min_deliver_at_ms"]
 
 
-def test_batch_stages_no_more_occurrences_than_it_can_and_the_rest_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(occurrences, "_MOST_STAGED", 100)
-    batches = list(in_turn(accepted(*[EACH] * 7), 99, 100, SETTINGS))
+def test_batch_stages_no_more_occurrences_than_it_can_and_the_rest_comes_next() -> None:
+    batches = list(in_turn(accepted(*[EACH] * 7), 99, 100, most_staged=100))
     assert {len(each) for each in batches[:-1]} == {105}
     every = [each for batch in batches for each in batch]
     last = 99 + len(batches) - 1
@@ -208,11 +207,10 @@ def test_batch_stages_no_more_occurrences_than_it_can_and_the_rest_comes_next(mo
 
 
 @pytest.mark.parametrize("missed", MISSED)
-def test_nothing_is_missed_while_the_bound_puts_it_off(missed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_missed_while_the_bound_puts_it_off(missed: str) -> None:
     """Another publisher's occurrences take many batches, which begin at once. An outage was before them."""
-    monkeypatch.setattr(occurrences, "_MOST_STAGED", 100)
     messages = accepted(*[EACH] * 10, (*EACH[:1], ("delayline-repeat-missed", missed.encode())))
-    batches = list(in_turn(messages, 99, 100, SETTINGS))
+    batches = list(in_turn(messages, 99, 100, most_staged=100))
     last = 99 + len(batches) - 1
     own = [minute for batch in batches for offset, minute in batch if offset == 10]
     # The very first one comes even if it is late, and so do occurrences that are due while the others are staged.

@@ -45,7 +45,7 @@ class Stage:
         commit(checkpoint, 0, due_ms - 2_000)
         self.watch = CheckpointWatch(storage)
         self.received: list[Received] = []
-        self.outputs = Outputs(broker.bootstrap, [self.output, self.other], self.received.append)
+        self.outputs = Outputs(broker.bootstrap, [self.output, self.other], self.received.append, silent_s=1.0)
 
     def writer(self) -> Producer:
         """Return a transactional producer. It ends the open transaction of an earlier one."""
@@ -199,9 +199,8 @@ def test_drain_waits_for_an_open_transaction_but_not_forever(stage: Stage, expec
 
 
 def test_a_reader_that_fetches_nothing_any_more_begins_again_where_it_was(
-    stage: Stage, expected: list[Received], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, expected: list[Received]
 ) -> None:
-    monkeypatch.setattr("streaming.judge.outputs._SILENT_S", 1.0)
     stage.write(expected[:3])
     stage.outputs.drain()
     stuck = stage.outputs._consumer

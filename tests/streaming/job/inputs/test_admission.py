@@ -151,12 +151,9 @@ def test_the_broker_is_asked_only_where_offsets_may_be_missing_and_seem_too_many
     assert refused(7, 4, starts, ends) == {"in": {"0": 104}}
 
 
-def test_what_is_known_of_sealed_segments_is_bounded_without_a_count_of_the_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission, "_FEW_SPANS", 500)
+def test_what_is_known_of_sealed_segments_is_bounded_without_a_count_of_the_table() -> None:
     table = Table(segments=9)
-    decides = Admission(cast(Checkpoint, FirstCheckpoint()), cast(Any, table), Settings())
+    decides = Admission(cast(Checkpoint, FirstCheckpoint()), cast(Any, table), Settings(), few_spans=500)
     batch_settings = some_batch_settings(policy=DelayPolicy(most_waiting=10**6))
     ends = {"in": {"0": 0}}
     for batch_id in range(1_000):

@@ -24,6 +24,8 @@ from tests.conftest import MakeSettings, MakeTopic
 # A wait that ends before this has another reason to end.
 _NEVER = ("clock.trigger=0ms", "clock.horizon=1h")
 _IDLE_S = 0.5
+# Longer than a test may take.
+_PATIENT_MS = 3_600_000
 _QUICK = ("clock.trigger=0ms", "clock.horizon=2s")
 _RARELY = ("clock.trigger=1h", "clock.horizon=1h")
 # A wait may take this much longer on a busy machine. Any other end of it would come later still.
@@ -33,8 +35,8 @@ ORIGIN = CheckpointOrigin("c", 1, 1)
 
 
 @contextmanager
-def _watching(settings: Settings) -> Iterator[ArrivalWatch]:
-    watch = ArrivalWatch(settings)
+def _watching(settings: Settings, **limits: int) -> Iterator[ArrivalWatch]:
+    watch = ArrivalWatch(settings, **limits)
     try:
         yield watch
     finally:
@@ -43,12 +45,6 @@ def _watching(settings: Settings) -> Iterator[ArrivalWatch]:
 
 def _without_brokers(*overrides: str) -> Settings:
     return load_settings(None, ["kafka.bootstrap_servers=127.0.0.1:1", *overrides], environ={})
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the longest wait of a batch longer than a test may take."""
-    monkeypatch.setattr("streaming.job.inputs.arrivals._IDLE_MS", 3_600_000)
 
 
 def _publish(settings: Settings, topic: str, *values: bytes, partition: int = 0) -> None:
@@ -66,13 +62,12 @@ def _waited_s(
     return time.monotonic() - begun_s
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_record_at_or_above_the_offsets_ends_the_wait_each_time(
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     topic = make_topic(2)
     settings = make_settings(f"topics.input={topic}", *_NEVER)
-    with _watching(settings) as watch:
+    with _watching(settings, idle_ms=_PATIENT_MS) as watch:
         # This record is also much larger than the watch wants to read.
         _publish(settings, topic, b"v" * 900_000)
         watch.wait(time.monotonic(), {topic: {"0": 0, "1": 0}})
@@ -81,15 +76,14 @@ def test_a_record_at_or_above_the_offsets_ends_the_wait_each_time(
         watch.wait(time.monotonic(), {topic: {"0": 1, "1": 1}})
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("trigger", "urgent_ms", "least_s"), [("0ms", 30_000, 0.0), ("200ms", 30_000, 0.2), ("1h", 500, 0.5)]
 )
 def test_an_urgent_batch_begins_after_a_time_or_the_trigger_if_that_is_shorter(
-    monkeypatch: pytest.MonkeyPatch, trigger: str, urgent_ms: int, least_s: float
+    trigger: str, urgent_ms: int, least_s: float
 ) -> None:
-    monkeypatch.setattr("streaming.job.inputs.arrivals._URGENT_MS", urgent_ms)
-    with _watching(_without_brokers(f"clock.trigger={trigger}", "clock.horizon=1h")) as watch:
+    settings = _without_brokers(f"clock.trigger={trigger}", "clock.horizon=1h")
+    with _watching(settings, urgent_ms=urgent_ms, idle_ms=_PATIENT_MS) as watch:
         assert least_s <= _waited_s(watch, _READ, is_urgent=True) < least_s + _SOON_S
         # A batch that took longer is followed at once.
         begun_s = time.monotonic()

@@ -18,12 +18,11 @@ def test_what_an_origin_says_of_a_topic_that_was_created_again_is_not_about_the_
 ) -> None:
     calls: list[tuple[Offsets, dict[str, str]]] = []
     bounds = {("kept", 0): (3, 90), ("again", 0): (0, 40), ("again", 1): (2, 40)}
-    monkeypatch.setattr(old_claims, "_EVERY_S", -1.0)
     monkeypatch.setattr(old_claims, "input_bounds", lambda _: bounds)
     monkeypatch.setattr(old_claims, "delete_claims", lambda _, __, needed, ids, ___: calls.append((needed, ids)))
     offsets = {"kept": {"0": 70}, "again": {"0": 1_000, "1": 1_000}}
     origin = CheckpointOrigin("c", 5, 1, offsets=offsets, input_ids={"kept": ["K"], "again": ["A"]})
-    with closing(OldClaims(Settings())) as claims:
+    with closing(OldClaims(Settings(), every_s=-1.0)) as claims:
         claims.before_batch(BatchSpan(origin, 7, input_ids={"kept": ["K"], "again": ["A", "B"]}))
         claims._running.result()
     needed = {"kept": {"0": 70}, "again": {"0": 0, "1": 2}}

@@ -361,11 +361,10 @@ def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
 
 
 def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancelled_is_deleted(
-    store: MemoryTable, known_from: dict[tuple[str, int], int], monkeypatch: pytest.MonkeyPatch
+    store: MemoryTable, known_from: dict[tuple[str, int], int]
 ) -> None:
-    monkeypatch.setattr("streaming.job.requests.desk._FORGET_EVERY_S", -1.0)
     known_from[TOPIC, 0] = READ
-    desk = desk_of(store)
+    desk = RequestDesk(store, Settings(), forget_every_s=-1.0)
     # So late that later batches would have staged it.
     later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
     _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)

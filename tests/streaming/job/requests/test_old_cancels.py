@@ -86,11 +86,10 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
         store.append(store.spark.createDataFrame(cancelled_rows(table, bucket)), "checkpoint", bucket)
     markers: list[Progress | None] = [Progress(span(settings, batch_id=9))] * 2
     monkeypatch.setattr("streaming.job.requests.desk.read_markers", lambda _: markers)
-    monkeypatch.setattr("streaming.job.requests.desk._FORGET_EVERY_S", -1.0)
     # A message that waits is cancelled, and other old ones that do not wait may have been.
     before = dict.fromkeys((0, 1, 2, 3, 6), "cancelled") | {4: OLD_MS, 5: OLD_MS, 7: 1, 8: 1}
     after = before | {0: OLD_MS, 1: OLD_MS}
-    with closing(RequestDesk(store, settings)) as desk:
+    with closing(RequestDesk(store, settings, forget_every_s=-1.0)) as desk:
         assert results(desk, store, settings, 9) == before
         maintenance = Maintenance(
             store,
@@ -107,5 +106,5 @@ def test_a_cancelled_message_is_forgotten_by_age_and_never_called_too_late_after
         # This process forgets the ids in its own copy while the next batch runs.
         desk.stored(Decision(), span(settings, 9), NOW_MS)
         assert results(desk, store, settings, 10) == after
-    with closing(RequestDesk(store, settings)) as desk:
+    with closing(RequestDesk(store, settings, forget_every_s=-1.0)) as desk:
         assert results(desk, store, settings, 11) == after, "after a restart"

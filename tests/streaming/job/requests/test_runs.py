@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from state.kinds import Mask
 from state.message_ids import ID_SCHEMA, ids_of, table_from
-from streaming.job.requests import runs
 from streaming.job.requests.runs import Numbers, Runs, Source, divided
 
 Id = tuple[str, int, int]
@@ -46,13 +45,12 @@ class Pair(NamedTuple):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
-    # Each piece of a merge has a few rows.
-    monkeypatch.setattr(runs, "_AT_ONCE", 3)
     return tmp_path
 
 
 def empty() -> Runs[Row]:
-    return Runs(Row, [np.int64] * 3)
+    # Each piece of a merge has a few rows.
+    return Runs(Row, [np.int64] * 3, piece_rows=3)
 
 
 def add(to: Runs[Row], ids: Iterable[Id], bucket: int, due_ms: int) -> None:
@@ -177,7 +175,7 @@ def test_of_an_id_that_is_there_twice_the_last_bucket_counts(folder: Path) -> No
 def test_a_key_may_have_two_parts_and_the_first_be_a_hash(
     folder: Path, several: list[dict[tuple[bytes, int], int]]
 ) -> None:
-    own = Runs(Pair, ["S2", np.int64, np.int64], keys=2)
+    own = Runs(Pair, ["S2", np.int64, np.int64], keys=2, piece_rows=3)
     model: dict[tuple[bytes, int], int] = {}
     for each in several:
         hashes, numbers = ([key[part] for key in each] for part in (0, 1))
@@ -194,7 +192,7 @@ def test_a_key_may_have_two_parts_and_the_first_be_a_hash(
 def test_the_row_that_counts_has_the_greatest_of_a_lasting_column(
     folder: Path, several: list[list[tuple[int, int, int]]]
 ) -> None:
-    own = Runs(Row, [np.int64] * 3, lasting=2)
+    own = Runs(Row, [np.int64] * 3, lasting=2, piece_rows=3)
     for rows in several:
         own.add([(SOURCE, [np.array([row[column] for row in rows], int) for column in range(3)])])
     every = [row for rows in several for row in rows]

@@ -18,7 +18,6 @@ import pytest
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.index.locate import ENTRY_SCHEMA, located
 from state.message_ids import Ids, ids_of
-from streaming.job.requests import sealed_ids
 from streaming.job.requests.sealed_ids import SealedIds
 
 DUE_MS = 1_900_000_000_000
@@ -81,8 +80,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     return Index()
 
 
-def copy_of(index: Index) -> SealedIds:
-    return SealedIds(cast("BucketTable", index))
+def copy_of(index: Index, **limits: int) -> SealedIds:
+    return SealedIds(cast("BucketTable", index), **limits)
 
 
 def check(sealed: SealedIds, index: Index, ids: Ids) -> int:
@@ -135,11 +134,10 @@ def test_entries_of_many_input_partitions_take_no_memory(index: Index) -> None:
         assert pa.total_allocated_bytes() - arrow < 100_000
 
 
-def test_the_files_of_removed_delta_partitions_vanish(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_removed_delta_partitions_vanish(index: Index) -> None:
     most = 1 << 12
-    monkeypatch.setattr(sealed_ids, "_FILE_BYTES", most)
     chance = random.Random(1)
-    with closing(copy_of(index)) as sealed:
+    with closing(copy_of(index, file_bytes=most)) as sealed:
         for number in range(300):
             first = chance.randrange(1000)
             count = 1_000 if number % 50 == 49 else chance.randrange(1, 40)

@@ -14,7 +14,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import BucketUnreadable
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
-from state.buckets import reach
 from state.buckets.cancelled import NEVER_MS, cancelled_rows
 from state.buckets.catalog import SegmentCatalog
 from state.buckets.parts import MergeName
@@ -46,10 +45,10 @@ def seal(store: BucketTable, dues: Dues, batch_id: int, batch_settings: BatchSet
 
 
 def window_of(
-    store: BucketTable, ahead_ms: int = 1_000, max_bytes: int = 10**9, **options: Any
+    store: BucketTable, ahead_ms: int = 1_000, max_bytes: int = 10**9, worth: int = 100_000, **options: Any
 ) -> tuple[PrefetchWindow, SegmentCatalog]:
     catalog = SegmentCatalog(described_segment(row.asDict()) for row in store.metadata())
-    return PrefetchWindow(store, Reach(catalog, ahead_ms, max_bytes), 0, [], shards=2, **options), catalog
+    return PrefetchWindow(store, Reach(catalog, ahead_ms, max_bytes, worth), 0, [], shards=2, **options), catalog
 
 
 def taken(window: PrefetchWindow, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
@@ -235,10 +234,9 @@ def test_many_messages_that_are_sealed_into_a_window_far_ahead_are_not_loaded_at
     store: BucketTable, monkeypatch: pytest.MonkeyPatch, first: list[int]
 ) -> None:
     minute, flood, later = 60_000, 200, 5
-    monkeypatch.setattr(reach, "_WORTH_A_LOAD", 10)
     seal(store, {1: [due * minute for due in first]} if first else {1: [10_000 * minute]}, 1)
     loads = count_loads(store, monkeypatch)
-    window, _ = window_of(store, ahead_ms=minute)
+    window, _ = window_of(store, ahead_ms=minute, worth=10)
     taken_messages = taken(window, 0, minute // 2)
     # Far ahead, since few messages are due.
     assert window._horizon_ms > 600 * minute
