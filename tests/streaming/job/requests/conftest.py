@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from conf.settings import Settings
+from sinks.topics.topics import ensure_topics
 from state.cancel import MessageId
 from state.checkpoint.progress import Progress
 from state.message_ids import each_of as each_id
 from state.message_ids import ids_of
 from streaming.job.requests.recalled import RecalledMessages
+from tests.conftest import MakeSettings
 from tests.streaming.job.requests.desk_bench import BATCH, TOPIC, span
 from tests.streaming.job.requests.memory_table import MemoryTable
+from tests.streaming.job.requests.recalled_topic import EPOCH
 from tests.streaming.job.requests.spark_table import SparkTable
 
 
@@ -56,3 +62,24 @@ def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
     monkeypatch.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_id(wanted) & set(ids)))
     monkeypatch.setattr(RecalledMessages, "forget", lambda *_: None)
     return ids
+
+
+@pytest.fixture
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder for the files of a reader of recalled messages."""
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(tmp_path))
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings of an application with three shards, and its topics."""
+    made = make_settings("bucket.shards=3")
+    ensure_topics(made, 1)
+    return made
+
+
+@pytest.fixture
+def reader(settings: Settings) -> Iterator[RecalledMessages]:
+    """A reader of the recalled topic."""
+    with closing(RecalledMessages(settings, EPOCH)) as made:
+        yield made
