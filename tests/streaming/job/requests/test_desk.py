@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from conf.settings import Settings
-from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
-from sinks.buckets.join_commits import join_ids
+from sinks.buckets.bucket_table import BucketTable
 from state.answers import Undecided
-from state.buckets.cancelled import NEVER_MS, NOTHING_FORGETTABLE, Forgettable, cancelled_rows
-from state.buckets.operator import DUE, KEPT, SEALED
-from state.buckets.parts import IdRows, MergeName
-from state.buckets.table_rows import described_segment
+from state.buckets.cancelled import NEVER_MS, cancelled_rows
+from state.buckets.operator import DUE, SEALED
 from state.cancel import MessageId
-from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import BatchSpan, Progress
-from state.kinds import ANSWER
 from state.message import encode_chunk
-from state.message_ids import ids_of, parse_id
 from streaming.job.requests.decision import Decision
-from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.recalled import RecalledMessages
-from streaming.job.requests.stored_ids import StoredIds
-from streaming.maintenance.merge import Merge, finish_merge, merge_slice
-from tests.messages import cancelled as cancelled_table
 from tests.messages import messages
 from tests.streaming.job.requests.desk_bench import (
     ASKED_SCHEMA,
     BATCH,
-    BATCH_SETTINGS,
     CLOCK_MS,
     PREVIOUS_MS,
     READ,
@@ -48,9 +33,19 @@ from tests.streaming.job.requests.desk_bench import (
     seal,
     span,
 )
+from tests.streaming.job.requests.desk_requests import (
+    FOUND_MS,
+    OVERFLOW,
+    answers_in,
+    ask_row,
+    asked_for,
+    cancel,
+    decide,
+    desk_of,
+    replace,
+)
 from tests.streaming.job.requests.memory_table import MemoryTable
 from tests.streaming.job.requests.spark_table import SparkTable
-from tests.streaming.sealed import cancelled_in
 
 pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
 
@@ -59,81 +54,6 @@ pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
 def store(memory_table: MemoryTable) -> MemoryTable:
     """An empty table of sealed buckets."""
     return memory_table
-
-
-# The counts of kept messages that a shard's own group and its overflow group report.
-OVERFLOW: list[dict[str, Any]] = [{"kind": KEPT, "shard": 1, "count": 3}, {"kind": KEPT, "shard": 1}]
-# When the messages are due that the state stage has taken out.
-FOUND_MS = 80_000
-
-
-def answers_in(decision: Decision) -> dict[MessageId, dict[str, Any]]:
-    return {row[:3]: _content(row) for row in zip(*(c.to_pylist() for c in decision.answers.columns), strict=True)}
-
-
-def _content(answer: tuple[Any, ...]) -> dict[str, Any]:
-    if answer[5] == ANSWER:
-        return dict(json.loads(answer[3]))
-    of_message = {"replacement": "/".join(map(str, answer[:3])), "accepted": True}
-    return {"result": "undecided"} | (of_message if Undecided.from_bytes(answer[3]).replaces else {})
-
-
-def cancel(store: Table, number: int, *cancelled: CancelledId) -> None:
-    """Store the messages that the batch of bucket `number` cancels."""
-    table = cancelled_table((*each.id, *each[1:]) for each in cancelled)
-    store.append(cancelled_rows(table, number), "checkpoint", number)
-
-
-def desk_of(store: Any, **options: Any) -> RequestDesk:
-    return RequestDesk(store, Settings(), **options)
-
-
-def _due_ms(is_found: bool) -> int | None:
-    return FOUND_MS if is_found else None
-
-
-def ask_row(asked: MessageId, own: MessageId) -> dict[str, Any]:
-    """Return the row of `ASKED_SCHEMA` for a request. Missing values are null."""
-    return dict(zip(ASKED_SCHEMA.names[:6], (*asked, *own), strict=True)) | {"delivers": False}
-
-
-def decide(
-    store: Table, *asked: int | str, found: Iterable[int] = (), of: BatchSpan | None = None, **more: Any
-) -> tuple[dict[int | str, str], list[CancelledId]]:
-    """Return the result for each offset, or whole id, and the cancelled messages."""
-    ids = [(TOPIC, 0, each) if isinstance(each, int) else parse_id(each) for each in asked]
-    requests = [
-        {**ask_row(each, ("asks", 1, at)), "found_due_ms": _due_ms(each[2] in found)} for at, each in enumerate(ids)
-    ]
-    asked_for = asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA))
-    frame, rows = output_of(store, [*asked_for, *more.get("rows", ())])
-    decision = desk_of(store).decide(frame, rows, of or span(), CLOCK_MS)
-    by_request = answers_in(decision)
-    assert by_request.keys() == {("asks", 1, at) for at in range(len(requests))}
-    answers = [by_request["asks", 1, at] for at in range(len(requests))]
-    for answer, each in zip(answers, ids, strict=True):
-        assert answer["result"] == "undecided" or answer["id"] == "/".join(map(str, each))
-    return dict(zip(asked, (answer["result"] for answer in answers), strict=True)), each_of(decision.cancelled)
-
-
-def replace(
-    store: Table,
-    *asked: tuple[int, int, str],
-    found: Iterable[int] = (),
-    rows: Iterable[dict[str, Any]] = (),
-    of: BatchSpan | None = None,
-) -> tuple[list[tuple[str, bool]], Decision]:
-    """Return result and acceptance for each replacement, given as its offset, the replaced offset, and condition."""
-    requests = [
-        ask_row((TOPIC, 0, old), (TOPIC, 0, own))
-        | {"condition": condition, "deliver_at_ms": 70_000, "found_due_ms": _due_ms(old in found)}
-        for own, old, condition in asked
-    ]
-    frame, output = output_of(store, [*asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)), *rows])
-    decision = desk_of(store).decide(frame, output, of or span(), CLOCK_MS)
-    answers = [answers_in(decision)[TOPIC, 0, own] for own, _, _ in asked]
-    assert [answer["replacement"] for answer in answers] == [f"{TOPIC}/0/{own}" for own, _, _ in asked]
-    return [(answer["result"], answer["accepted"]) for answer in answers], decision
 
 
 def test_a_batch_without_asks_has_no_decision(store: Table) -> None:
@@ -190,27 +110,6 @@ def test_a_replay_decides_the_same_although_its_decision_is_stored(store: Table)
     assert decide(store, 1, 2, found=[2]) == first
 
 
-@pytest.mark.thorough
-def test_a_merge_keeps_what_waits_findable_and_drops_what_is_cancelled(spark_table: SparkTable) -> None:
-    seal(spark_table, 1, _1=5_000, _2=6_000)
-    seal(spark_table, 2, _3=5_500, _4=6_500)
-    cancel(spark_table, 3, CancelledId((TOPIC, 0, 3), 5_488, 5_503))
-    buckets: dict[int, Any] = {}
-    for row in spark_table.metadata():
-        segment = described_segment(row.asDict())
-        buckets.setdefault(segment.bucket, []).append(segment)
-    merge = Merge(MergeName(1, 2, 1), buckets)
-    while within := merge.next_slice(0):
-        merge.add(merge_slice(spark_table, merge, within, BATCH_SETTINGS, 3), within)
-    assert merge.cancelled == 1
-    merge.check(0)
-    finish_merge(spark_table, merge, 1)
-    assert sum(segment.count for segment in merge.merged) == 3
-    results, cancelled = decide(spark_table, 1, 3, 4)
-    assert set(results.values()) == {"cancelled"}
-    assert {each.id[2] for each in cancelled} == {1, 4}
-
-
 def test_messages_that_the_job_has_not_read_or_does_not_read_are_unknown(store: Table) -> None:
     results, cancelled = decide(store, READ - 1, READ, 10**18, "other/0/1")
     assert results == {READ - 1: "undecided", READ: "unknown", 10**18: "unknown", "other/0/1": "unknown"}
@@ -232,61 +131,6 @@ def test_the_first_batch_of_a_checkpoint_cancels_what_the_one_before_has_left(st
     results, cancelled = decide(store, 1, 2, 3, 4, of=span(0, 0, **origin))
     assert results == {1: "undecided", 2: "cancelled", 3: "cancelled", 4: "cancelled"}
     assert {each.id[2] for each in cancelled} == {2, 3, 4}
-
-
-def test_nothing_is_forgotten_that_the_markers_do_not_show_to_be_over(
-    known_from: dict[tuple[str, int], int], markers: list[Progress | None]
-) -> None:
-    no_store: Any = None
-    assert not any(RequestDesk(no_store, Settings()).forgettable(900).old_below.values()), "no record is old"
-    known_from[TOPIC, 0] = 5
-    desk = RequestDesk(no_store, Settings())
-    # The batch of the newest marker may not be over.
-    assert desk.forgettable(900) == Forgettable(700, BATCH, {(TOPIC, 0): 5})
-    assert desk.forgettable(650) == Forgettable(650, BATCH, {(TOPIC, 0): 5})
-    # A checkpoint that has staged nothing.
-    markers[:] = [Progress(BatchSpan(CheckpointOrigin("d", 2, 1)))]
-    assert RequestDesk(no_store, Settings()).forgettable(900).due_before_ms == 0
-    markers[:] = [None, None]
-    assert RequestDesk(no_store, Settings()).forgettable(900) == NOTHING_FORGETTABLE
-
-
-@pytest.mark.thorough
-def test_of_a_cancelled_message_whose_record_is_deleted_nothing_is_kept(
-    spark_table: SparkTable, known_from: dict[tuple[str, int], int]
-) -> None:
-    far = CancelledId((TOPIC, 0, 3), 90_000, 90_001)
-    cancel(spark_table, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 0, 2), NEVER_MS, 510), far)
-    cancel(spark_table, 3, CancelledId((TOPIC, 0, 9), 500, 510))
-    assert spark_table.id_partitions(IdRows.CANCELLED).keys() == {2, 3}
-    known_from[TOPIC, 0] = 5
-    join_ids(spark_table, IdRows.CANCELLED, [2, 3], RequestDesk(spark_table, Settings()).forgettable(1_000))
-    assert spark_table.id_partitions(IdRows.CANCELLED).keys() == {3}
-    assert cancelled_in(spark_table)[TOPIC, 0] == [3, 9]
-    results, _ = decide(spark_table, 1, 2, 3, 9, 8)
-    assert results == {1: "undecided", 2: "undecided", 3: "cancelled", 9: "cancelled", 8: "undecided"}
-
-
-def test_cancelled_messages_are_found_by_due_time_and_by_id(spark_table: SparkTable) -> None:
-    cancel(spark_table, 2, CancelledId((TOPIC, 0, 1), 500, 510), CancelledId((TOPIC, 1, 1), NEVER_MS, 900))
-    cancel(spark_table, 3, CancelledId((TOPIC, 0, 2), 505, 520))
-    version = spark_table.version()
-
-    def chunks(start_ms: int, end_ms: int, from_bucket: int, until_bucket: int) -> list[int]:
-        found = spark_table.cancelled_chunks(start_ms, end_ms, from_bucket, until_bucket, version)
-        return [] if found is None else sorted(row["offset"] for row in found.collect())
-
-    assert chunks(0, 2**62, 0, ALL_BUCKETS) == [1, 2], "not what is in no bucket"
-    assert [chunks(511, 600, 0, bucket) for bucket in (2, 3)] == [[], [2]]
-    assert [chunks(0, 505, 0, 3), chunks(0, 506, 0, 3)] == [[1], [1, 2]]
-    assert [chunks(0, 2**62, bucket, 3) for bucket in (2, 3, 4)] == [[1, 2], [2], []]
-    stored = StoredIds(spark_table)
-    stored.open(3, span().origin)
-    asked = [(TOPIC, 0, 1), (TOPIC, 0, 2), (TOPIC, 1, 1), (TOPIC, 1, 2), ("other", 0, 1)]
-    known = stored.cancelled_among(ids_of(asked))
-    assert {source: own.tolist() for source, own in known.ids.items()} == {(TOPIC, 0): [1], (TOPIC, 1): [1]}
-    assert cancelled_in(spark_table).keys() == {(TOPIC, 0), (TOPIC, 1)}
-    assert spark_table.metadata() == [], "they are no segments"
 
 
 def test_a_replacement_is_accepted_with_the_cancel_or_refused_and_stored(store: Table) -> None:
@@ -420,8 +264,3 @@ def test_ids_are_read_ahead_beside_the_batches_before_the_first_request(
         answers = answers_in(desk.decide(frame, rows, span(BATCH + 2), CLOCK_MS))
     assert [answers["asks", 1, at]["result"] for at in (1, 2, 3)] == ["cancelled", "cancelled", "undecided"]
     desk.close()
-
-
-def asked_for(store: Table, *offsets: int) -> tuple[Any, list[Any]]:
-    requests = [ask_row((TOPIC, 0, at), ("asks", 1, at)) for at in offsets]
-    return output_of(store, asked_rows(pa.Table.from_pylist(requests, schema=ASKED_SCHEMA)))
