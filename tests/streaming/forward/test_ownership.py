@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import pytest
 
@@ -21,60 +20,12 @@ from state.claims import JOB, Claim, Terms
 from state.decided import Claims
 from state.lanes import first_claims, lane_of
 from streaming.forward.lane import Lane, Place
+from tests.streaming.forward.lane_broker import MOST_LANES, Broker, Failed, Fenced, Outcome, Record, Writer
 
 _IDS = {"in": "A", "other": "B"}
 _PLACES: list[Place] = [("in", 0), ("in", 1), ("in", 2), ("other", 0)]
-_MOST_LANES = 3
 _BATCH_SETTINGS = batch_settings_from(Settings(), {}, (0,), CheckpointOrigin("c", 1, 1))
-
-# The outcomes of a transaction. The last one is committed, but its owner gets an error.
-Outcome = Literal["lost", "committed", "unreported"]
 _OUTCOMES: tuple[Outcome, ...] = ("lost", "committed", "committed", "committed", "unreported")
-
-Record = tuple[str, int, int]
-
-
-class Fenced(Exception):
-    """The lane has another owner."""
-
-
-class Failed(Exception):
-    """The outcome of a transaction is not known to its owner."""
-
-
-class Broker:
-    """The claims topic and the near log. Claims that were deleted are None."""
-
-    def __init__(self) -> None:
-        self.claims: dict[int, list[Claim | None]] = {lane: [] for lane in range(_MOST_LANES)}
-        self.near: list[Record] = []
-        self.owners = dict.fromkeys(range(_MOST_LANES), 0)
-
-
-class Writer:
-    """The writer of a lane's owner, in place of `sinks.lanes.writer`."""
-
-    def __init__(self, broker: Broker, lane: int) -> None:
-        broker.owners[lane] += 1
-        self._broker, self._lane, self._number = broker, lane, broker.owners[lane]
-        own = broker.claims[lane]
-        self.claim = own[-1] if own else None
-
-    def write(self, claim: Claim, outcome: Outcome) -> None:
-        if self._broker.owners[self._lane] != self._number:
-            raise Fenced
-        if outcome != "lost":
-            # As it is stored, and its messages with it.
-            stored = Claim.from_bytes(claim.to_bytes())
-            self._broker.claims[self._lane].append(stored)
-            self._broker.near += [
-                (topic, number, offset)
-                for (topic, number), offsets in stored.offsets_taken().items()
-                for offset in offsets
-            ]
-        if outcome != "committed":
-            raise Failed
-        self.claim = claim
 
 
 @dataclass
@@ -118,7 +69,7 @@ class World:
         self.batch: Batch | None = None
         self.batched: set[Record] = set()
         self.job = Job()
-        self.start_job(chance.randint(0, _MOST_LANES))
+        self.start_job(chance.randint(0, MOST_LANES))
 
     def step(self) -> None:
         """Let somebody do something."""
@@ -148,7 +99,7 @@ class World:
         for _ in range(2):
             if self.batch is None:
                 self.batch, self.planned = Batch(self.planned, dict(self.ends)), dict(self.ends)
-            for lane in range(_MOST_LANES):
+            for lane in range(MOST_LANES):
                 # The first try may find that a forwarder has fenced the job.
                 for _ in range(2):
                     self.take_over(lane, "committed")
@@ -169,7 +120,7 @@ class World:
     # Forwarders.
 
     def open_forwarder(self) -> None:
-        lane = self.chance.randrange(_MOST_LANES)
+        lane = self.chance.randrange(MOST_LANES)
         writer = Writer(self.broker, lane)
         claim = writer.claim
         if lane < self.terms.lanes and claim is not None and claim.epoch == self.terms.epoch:
@@ -225,7 +176,7 @@ class World:
             self.batch, self.planned = Batch(starts, ends), ends
 
     def read_claims(self, lane: int | None = None, count: int | None = None) -> None:
-        lane = self.chance.randrange(_MOST_LANES) if lane is None else lane
+        lane = self.chance.randrange(MOST_LANES) if lane is None else lane
         count = self.chance.randint(1, 3) if count is None else count
         at = self.job.read[lane]
         for claim in self.broker.claims[lane][at : at + count]:
@@ -236,7 +187,7 @@ class World:
 
     def take_over(self, lane: int | None = None, outcome: Outcome | None = None) -> None:
         """Act as the job does with a lane if its owner has decided too little for a while."""
-        lane = self.chance.randrange(_MOST_LANES) if lane is None else lane
+        lane = self.chance.randrange(MOST_LANES) if lane is None else lane
         ends = {place: end for place, end in self.undecided().items() if lane_of(*place, self.terms.lanes) == lane}
         if not ends:
             return
@@ -277,7 +228,7 @@ class World:
         self.start_job(self.terms.lanes)
 
     def change_lanes(self) -> None:
-        self.start_job(self.chance.randint(0, _MOST_LANES))
+        self.start_job(self.chance.randint(0, MOST_LANES))
 
     def delete_claims(self) -> None:
         for lane, first in self.first_needed().items():
@@ -288,7 +239,7 @@ class World:
         if lanes != self.terms.lanes:
             # Closing, and opening again if there are lanes.
             self.terms = Terms(1, 0, _BATCH_SETTINGS)
-            writers = {lane: Writer(self.broker, lane) for lane in range(_MOST_LANES)}
+            writers = {lane: Writer(self.broker, lane) for lane in range(MOST_LANES)}
             newest = {lane: writer.claim for lane, writer in writers.items() if writer.claim is not None}
             wanted = Terms(1, lanes, _BATCH_SETTINGS)
             for lane, claim in first_claims(wanted, as_offsets(self.planned), newest, _IDS).items() if lanes else ():
