@@ -14,25 +14,14 @@ from pyspark.sql import SparkSession
 from conf.errors import CheckpointMismatch, CheckpointUnreadable, InjectedFailure
 from conf.failpoints import VARIABLE
 from conf.settings import Settings
-from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import read_markers
-from sinks.topics.topics import ensure_topics
 from streaming.checkpoint import current
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, make_current
 from streaming.checkpoint.handover import switch_over
 from streaming.checkpoint.recovery import recover
 from streaming.storage.paths import local_checkpoint
-from tests.conftest import MakeSettings
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings, store: BucketTable, tmp_path: Path) -> Settings:
-    """Settings of an application with existing topics and the table `store`."""
-    settings = make_settings(f"storage.path={tmp_path}")
-    ensure_topics(settings)
-    return settings
 
 
 @pytest.fixture
