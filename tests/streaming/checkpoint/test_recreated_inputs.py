@@ -1,15 +1,13 @@
-"""A checkpoint's offsets after an input topic is deleted and created again, or left out. Crashes come anywhere."""
+"""A checkpoint's offsets after an input topic is deleted and created again. Crashes come anywhere."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch
@@ -19,63 +17,28 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key, read_markers
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import ensure_topics
 from state.checkpoint.batch_settings import SettingsHistory
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import writer_of_birth
 from streaming.checkpoint.recovery import Recovered, recover
 from streaming.checkpoint.recreated_inputs import read_from_beginning, read_nothing_of, recreated_inputs
 from streaming.job.unfinished_batch import check_input
-from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
-from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
-
-TOPICS = ("changed", "other")
-
-
-class Cut(Exception):
-    """A crash."""
+from tests.streaming.checkpoint.two_inputs import begin, recreate, settings_of_two
+from tests.streaming.checkpoint_logs import add_entry
 
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, store: BucketTable, tmp_path: Path) -> Settings:
     """Settings of an application with two input topics, which exist, and the table `store`."""
-    named = make_settings(f"storage.path={tmp_path}", "bucket.shards=2")
-    names = ",".join(f"{named.application_id}-{topic}" for topic in TOPICS)
-    settings = make_settings(
-        f"storage.path={tmp_path}", "bucket.shards=2", f"application_id={named.application_id}",
-        f"topics.input={names}", "topics.skip_expired=true",
-    )  # fmt: skip
-    ensure_topics(settings, 1)
-    return settings
+    return settings_of_two(make_settings, tmp_path)
 
 
-def _recreate(settings: Settings, partitions: int) -> str:
-    topic = settings.topics.input[0]
-    admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result()
-    assert_eventually(lambda: topic not in input_ids(settings))
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
-    assert_eventually(lambda: topic in input_ids(settings))
-    return topic
-
-
-def _begin(spark: SparkSession, settings: Settings, origin: CheckpointOrigin) -> Checkpoint:
-    """Begin a checkpoint of an existing table."""
-    checkpoint = Checkpoint(spark, f"{settings.storage.path}/checkpoint")
-    checkpoint.initialize(origin)
-    BucketTable(spark, buckets_path(settings)).fence(writer_of_birth(origin.checkpoint))
-    return checkpoint
-
-
-def _log(folder: Path, log: str, number: int, offsets: dict[str, dict[str, int]]) -> None:
-    (folder / log).mkdir(exist_ok=True)
-    metadata = {"batchTimestampMs": 20, "batchWatermarkMs": 10, "nextBatchWatermarkMs": 10}
-    (folder / log / str(number)).write_text(f"v1\n{json.dumps(metadata)}\n{json.dumps(offsets)}")
+class Cut(Exception):
+    """A crash."""
 
 
 def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_which_reads_nothing_of_it(
@@ -86,12 +49,12 @@ def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_wh
     checkpoint = Checkpoint(spark, str(tmp_path))
     checkpoint.initialize(CheckpointOrigin("c", 1, 2, input_ids=known))
     checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
-    _log(tmp_path, "offsets", 4, {first: {"0": 5}, second: {"0": 6}})
-    _log(tmp_path, "offsets", 5, {first: {"0": 9}, second: {"0": 8}})
-    _log(tmp_path, "commits", 4, {})
+    add_entry(tmp_path, "offsets", 4, {first: {"0": 5}, second: {"0": 6}})
+    add_entry(tmp_path, "offsets", 5, {first: {"0": 9}, second: {"0": 8}})
+    add_entry(tmp_path, "commits", 4, {})
     assert recreated_inputs(settings, known) == []
 
-    _recreate(settings, partitions=2)
+    recreate(settings, partitions=2)
     assert recreated_inputs(settings, known) == [first]
     refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
     with pytest.raises(CheckpointMismatch, match=f"input topic {first} was deleted and created again"):
@@ -102,7 +65,7 @@ def test_a_recreated_topic_is_read_from_its_beginning_after_the_planned_batch_wh
         read_nothing_of(checkpoint, [first], unread=[], planned=5)
         assert checkpoint.read_offsets() == {first: {"0": 9}, second: {"0": 6}}
         assert checkpoint.planned(5).offsets == {first: {"0": 9}, second: {"0": 8}}
-    _log(tmp_path, "commits", 5, {})
+    add_entry(tmp_path, "commits", 5, {})
 
     def cut_off(_: object) -> None:
         raise Cut
@@ -129,15 +92,15 @@ def test_a_topic_of_which_nothing_was_accepted_gives_way_to_the_one_created_in_i
     refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     folder = tmp_path / "checkpoint"
-    checkpoint = _begin(spark, settings, CheckpointOrigin("c", 1, 2, input_ids=known))
+    checkpoint = begin(spark, settings, CheckpointOrigin("c", 1, 2, input_ids=known))
     checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
     # It had more partitions.
-    _log(folder, "offsets", 0, {first: {"0": 0, "1": 0}, second: {"0": 0}})
-    _log(folder, "commits", 0, {})
+    add_entry(folder, "offsets", 0, {first: {"0": 0, "1": 0}, second: {"0": 0}})
+    add_entry(folder, "commits", 0, {})
     if planned:
         # The running job has planned a batch with records of the new topic, and has refused it.
-        _log(folder, "offsets", 1, {first: {"0": planned, "1": 0}, second: {"0": 0}})
-    _recreate(settings, partitions=1)
+        add_entry(folder, "offsets", 1, {first: {"0": planned, "1": 0}, second: {"0": 0}})
+    recreate(settings, partitions=1)
 
     def gone(state: Recovered) -> list[str]:
         return check_input(refusing, state)
@@ -153,7 +116,7 @@ def test_a_topic_of_which_nothing_was_accepted_gives_way_to_the_one_created_in_i
             assert checkpoint.read_offsets()[first] == ends[first] == {"0": 0, "1": 0}
             _stage(settings, BatchSpan(checkpoint.origin, 1, ends=ends))
             assert gone(recover(spark, refusing, fresh=False, lease=lease)) == [first]
-            _log(folder, "commits", 1, {})
+            add_entry(folder, "commits", 1, {})
         read_from_beginning(refusing, checkpoint, [first], state.unread)
         state = recover(spark, refusing, fresh=False, lease=lease)
         assert checkpoint.read_offsets() == {first: {"0": 0}, second: {"0": 0}}
@@ -169,11 +132,11 @@ def test_a_topic_that_a_batch_before_it_was_cut_off_handed_messages_over_of_is_r
     first, second = settings.topics.input
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     folder = tmp_path / "checkpoint"
-    checkpoint = _begin(spark, settings, CheckpointOrigin("c", 1, 2, input_ids=known))
+    checkpoint = begin(spark, settings, CheckpointOrigin("c", 1, 2, input_ids=known))
     checkpoint.write_settings_history(SettingsHistory(((0, some_batch_settings(input_ids=known)),)))
-    _log(folder, "offsets", 0, {first: {"0": 0}, second: {"0": 0}})
-    _log(folder, "commits", 0, {})
-    _log(folder, "offsets", 1, {first: {"0": 9}, second: {"0": 9}})
+    add_entry(folder, "offsets", 0, {first: {"0": 0}, second: {"0": 0}})
+    add_entry(folder, "commits", 0, {})
+    add_entry(folder, "offsets", 1, {first: {"0": 9}, second: {"0": 9}})
     _stage(settings, BatchSpan(checkpoint.origin, 1, ends={first: {"0": 9}}))
     with closing(HeldLease(settings, "run")) as lease:
         assert recover(spark, settings, fresh=False, lease=lease).unread == set()
@@ -187,12 +150,12 @@ def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(
     known = {topic: [own] for topic, own in input_ids(settings).items()}
     folder = tmp_path / "checkpoint"
     before = CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known)
-    _begin(spark, settings, before)
+    begin(spark, settings, before)
     with closing(HeldLease(settings, "run")) as lease:
         recover(spark, settings, fresh=False, lease=lease)
         assert {marker.batch.origin == before for marker in read_markers(settings) if marker} == {True}
 
-        _recreate(settings, partitions=1)
+        recreate(settings, partitions=1)
         refusing = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": False})})
         with pytest.raises(CheckpointMismatch, match=f"input topic {first} was deleted and created again"):
             recover(spark, refusing, fresh=False, lease=lease)
@@ -209,127 +172,9 @@ def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(
         assert recover(spark, refusing, fresh=False, lease=lease).checkpoint.origin == origin
 
 
-Start = Callable[..., Recovered]
-
-
-@contextmanager
-def _starts(spark: SparkSession, settings: Settings) -> Iterator[Start]:
-    """Give a function that recovers with some of the input topics, without skip_expired."""
-
-    def start(*inputs: str) -> Recovered:
-        changed = {"input": inputs, "skip_expired": False}
-        own = settings.model_copy(update={"topics": settings.topics.model_copy(update=changed)})
-        state = recover(spark, own, fresh=False, lease=lease)
-        check_input(own, state)
-        return state
-
-    with closing(HeldLease(settings, "run")) as lease:
-        yield start
-
-
-def test_a_start_that_finds_other_input_topics_writes_nothing(
-    spark: SparkSession, settings: Settings, tmp_path: Path
-) -> None:
-    # As with another Kafka cluster that has a job with the same storage: this cluster's job may be running.
-    topics, folder = settings.topics.input, tmp_path / "checkpoint"
-    _fill(settings, 9)
-    with _starts(spark, settings) as start:
-        start(*topics)
-        _log(folder, "offsets", 0, {topic: {"0": 5} for topic in topics})
-        _log(folder, "commits", 0, {})
-        start(*topics)
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        markers = read_markers(settings)
-        _recreate(settings, 1)
-        with pytest.raises(CheckpointMismatch, match=f"input topic {topics[0]} was deleted and created again"):
-            start(*topics)
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-        assert read_markers(settings) == markers
-
-
-def test_an_input_topic_that_batches_have_run_without_is_refused(
-    spark: SparkSession, settings: Settings, tmp_path: Path
-) -> None:
-    first, second = settings.topics.input
-    folder = tmp_path / "checkpoint"
-    _fill(settings, 9)
-    with _starts(spark, settings) as start:
-        start(first, second)
-        _log(folder, "offsets", 0, {first: {"0": 5}, second: {"0": 6}})
-        _log(folder, "commits", 0, {})
-        # Left out by mistake, it comes back, as long as no batch has run without it.
-        with pytest.raises(CheckpointMismatch, match=f"topics.input no longer names {second}"):
-            start(first)
-        assert start(first, second).settings_history.newest.input_ids == {
-            topic: [own] for topic, own in input_ids(settings).items()
-        }
-        with pytest.raises(CheckpointMismatch, match="no longer names"):
-            start(first)
-        # That start had skip_expired. Its batch is cut off, and then committed.
-        _log(folder, "offsets", 1, {first: {"0": 8}})
-        for is_committed in (False, True):
-            if is_committed:
-                _log(folder, "commits", 1, {})
-            with pytest.raises(CheckpointMismatch, match=f"topics.input names {second} again"):
-                start(first, second)
-        start(first)
-        _log(folder, "offsets", 2, {first: {"0": 9}})
-        _log(folder, "commits", 2, {})
-        start(first)
-        with pytest.raises(CheckpointMismatch, match="publish to a topic with another name"):
-            start(first, second)
-
-
-@pytest.mark.thorough
-def test_an_input_topic_of_which_nothing_was_read_may_come_back(
-    spark: SparkSession, settings: Settings, tmp_path: Path
-) -> None:
-    first, second = settings.topics.input
-    folder = tmp_path / "checkpoint"
-    _fill(settings, 9)
-    with _starts(spark, settings) as start:
-        start(first, second)
-        _log(folder, "offsets", 0, {first: {"0": 5}, second: {"0": 0}})
-        _log(folder, "commits", 0, {})
-        start(first)
-        _log(folder, "offsets", 1, {first: {"0": 6}})
-        _log(folder, "commits", 1, {})
-        start(first, second)
-
-
-@pytest.mark.thorough
-def test_a_checkpoint_that_follows_another_knows_which_topics_were_left_out(
-    spark: SparkSession, settings: Settings, tmp_path: Path
-) -> None:
-    first, second = settings.topics.input
-    folder = tmp_path / "checkpoint"
-    known = {topic: [own] for topic, own in input_ids(settings).items()}
-    _fill(settings, 9)
-    # As `rescale` leaves it.
-    _begin(spark, settings, CheckpointOrigin("c", 1, 2, 3, 40, {first: {"0": 5}, second: {"0": 6}}, known))
-    with _starts(spark, settings) as start:
-        with pytest.raises(CheckpointMismatch, match="no longer names"):
-            start(first)
-        start(first, second)
-        # Spark's Kafka source was begun without the topic, and no batch was planned.
-        (folder / "sources" / "0").mkdir(parents=True)
-        (folder / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({first: {"0": 5}}))
-        with pytest.raises(CheckpointMismatch, match=f"topics.input names {second} again"):
-            start(first, second)
-        assert start(first).settings_history.newest.input_ids[second] == ["", *known[second]]
-
-
 def _stage(settings: Settings, span: BatchSpan) -> None:
     """Write a marker of shard 1 for a batch."""
     producer = Producer(librdkafka_options(settings.kafka))
     marker = Progress(span, 1, OrderKey(1, settings.topics.input[0], 0, 0))
     producer.produce(settings.progress_topic, marker.to_bytes(), marker_key(1), 1)
-    assert producer.flush(10) == 0
-
-
-def _fill(settings: Settings, count: int) -> None:
-    producer = Producer(librdkafka_options(settings.kafka))
-    for topic in settings.topics.input:
-        for _ in range(count):
-            producer.produce(topic, b"v", partition=0)
     assert producer.flush(10) == 0
