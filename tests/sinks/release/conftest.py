@@ -1,26 +1,20 @@
-"""Fixtures for the tests of the release stage: logs that a test writes, and the committed records of a topic."""
+"""Fixtures for the tests of the release stage: applications, failpoints, a clock, and what a release does."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Message
+from confluent_kafka.admin import NewTopic
 
-from conf.load import load_settings
-from conf.settings import Settings
-from sinks.internal_topics.position import Log, Position, topics_of
-from sinks.internal_topics.position_reader import read_position
-from sinks.ready_log.chunk import chunk_record
+from sinks.internal_topics.position import Position, topics_of
 from sinks.release import (
     log_consumers,
     record_check,
@@ -32,147 +26,17 @@ from sinks.release import (
     waiting_ids,
     wall_clock,
 )
-from sinks.release.context import ReleaseContext
-from sinks.release.counts import ReleaseCounts
-from sinks.release.known_topics import MOST_REFUSALS
 from sinks.release.ring import Ring
-from sinks.release.shard import ShardRelease
-from sources.subscriber import received
 from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
-from tests.eventually import assert_eventually
+from tests.sinks.release.bench import ReleaseBench, bench_settings
+from tests.sinks.release.topic_records import TIMEOUT_S, committed, create_topics
 
 Read = Callable[[str], list[Message]]
-MakeBench = Callable[..., "ReleaseBench"]
-
-# A test that waits for a release to end or to catch up fails after this time.
-_TIMEOUT_S = 60.0
+MakeBench = Callable[..., ReleaseBench]
 _COMPACTED = {"cleanup.policy": "compact"}
 # A chunk is as large as a broker takes a request.
 _LOG = {"retention.ms": "-1", "max.message.bytes": "100000000"}
-
-
-@dataclass
-class ReleaseBench:
-    """An application with one shard. The test writes its logs.
-
-    `settings` and `most_refusals` apply to the next release process, and `counts` belong to the last one. The topics
-    are read and written on `broker`.
-    """
-
-    broker: EmbeddedBroker
-    settings: Settings
-    most_refusals: int = MOST_REFUSALS
-    counts: ReleaseCounts = field(default_factory=ReleaseCounts)
-    prepared: list[ShardRelease] = field(default_factory=list)
-    # The offset after the last staged chunk, by log.
-    ends: dict[Log, int] = field(default_factory=lambda: dict.fromkeys(Log, 0))
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The options of a client of the broker's plain listener."""
-        return {"bootstrap.servers": self.broker.bootstrap, "log_level": "0"}
-
-    @property
-    def dead_letter(self) -> str:
-        """The dead-letter topic."""
-        return self.settings.topics.dead_letter
-
-    def change(self, *overrides: str) -> None:
-        """Give the next release process other settings."""
-        self.settings = _settings(self.settings.kafka.bootstrap_servers, self.settings.application_id, *overrides)
-
-    def hand_over(self, *chunks: pa.Table, log: Log = Log.READY) -> None:
-        """Write each of `chunks`, which are in delivery order, as a record of `log`."""
-        offsets: list[int] = []
-
-        def written(error: KafkaError | None, message: Message) -> None:
-            assert error is None
-            offset = message.offset()
-            assert offset is not None
-            offsets.append(offset)
-
-        producer = Producer({**self.options, "message.max.bytes": "100000000", "on_delivery": written})
-        for chunk in chunks:
-            value, headers = chunk_record(chunk)
-            producer.produce(topics_of(self.settings)[log], value, None, 0, headers=headers)
-        assert producer.flush(_TIMEOUT_S) == 0
-        self.ends[log] = max([self.ends[log], *(offset + 1 for offset in offsets)])
-
-    def prepare(self) -> ShardRelease:
-        """Make a release that is not started."""
-        context = ReleaseContext(self.settings, "test", most_refusals=self.most_refusals)
-        self.counts = context.counts
-        self.prepared.append(ShardRelease(context, 0))
-        return self.prepared[-1]
-
-    def start(self) -> ShardRelease:
-        """Start to release."""
-        release = self.prepare()
-        release.start()
-        return release
-
-    def wait(self, release: ShardRelease) -> None:
-        """Wait until `release` has released all staged messages. Raises its error if it ends before."""
-        assert_eventually(lambda: release.ended.is_set() or self.is_done(release), _TIMEOUT_S, "the release")
-        if release.error is not None:
-            raise release.error
-        assert not release.ended.is_set(), "the shard was taken"
-
-    def is_done(self, release: ShardRelease) -> bool:
-        """Return whether `release` has released all staged messages."""
-        position = release.position
-        if position is None or not release.drained:
-            return False
-        return all(position.of(log).lowest >= end for log, end in self.ends.items())
-
-    def release(self, *chunks: pa.Table) -> int:
-        """Stage `chunks`, release all staged messages, and return how many messages this released.
-
-        Raises the error of the release.
-        """
-        before = self.settled()
-        self.hand_over(*chunks)
-        running = self.start()
-        try:
-            self.wait(running)
-        finally:
-            self.stop(running)
-        return self.settled() - before
-
-    def stop(self, release: ShardRelease) -> None:
-        """Stop `release`, and wait for its end."""
-        release.stop()
-        release.join()
-
-    @property
-    def position(self) -> Position | None:
-        """The committed position."""
-        return read_position(self.options, self.settings.position_topic, 0)
-
-    @property
-    def released(self) -> int:
-        """The number of released messages, by the committed position that can be read now."""
-        position = self.position
-        return 0 if position is None else position.released
-
-    def settled(self) -> int:
-        """Return how many messages are released, once no transaction is open: a broker ends it after it says so."""
-        topic = self.settings.position_topic
-        with _reader(self.broker, "read_committed") as one, _reader(self.broker, "read_uncommitted") as other:
-            assert_eventually(lambda: _bounds(one, topic, [0]) == _bounds(other, topic, [0]), _TIMEOUT_S)
-        return self.released
-
-    def read(self, topic: str) -> list[Message]:
-        """Return the committed records of `topic`, once no transaction is open in it."""
-        return committed(self.broker, topic)
-
-    def close(self) -> None:
-        """Stop all releases that still run."""
-        for release in self.prepared:
-            release.stop()
-        for release in self.prepared:
-            release.join()
 
 
 @pytest.fixture
@@ -181,7 +45,7 @@ def make_bench() -> Iterator[MakeBench]:
     made: list[ReleaseBench] = []
 
     def make(broker: EmbeddedBroker, *overrides: str) -> ReleaseBench:
-        settings = _settings(broker.bootstrap, f"app-{uuid.uuid4().hex[:8]}", *overrides)
+        settings = bench_settings(broker.bootstrap, f"app-{uuid.uuid4().hex[:8]}", *overrides)
         create_topics(
             broker,
             *(NewTopic(topic, 1, 1, config=_LOG) for topic in topics_of(settings).values()),
@@ -204,26 +68,6 @@ def bench(broker: EmbeddedBroker, make_bench: MakeBench) -> ReleaseBench:
     return make_bench(broker)
 
 
-def _settings(bootstrap: str, application_id: str, *overrides: str) -> Settings:
-    own = [
-        f"application_id={application_id}",
-        f"kafka.bootstrap_servers={bootstrap}",
-        "bucket.shards=1",
-        "kafka.log_level=0",
-    ]
-    topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
-    return load_settings(None, [*own, *topics, *overrides], environ={})
-
-
-def create_topics(broker: EmbeddedBroker, *topics: NewTopic) -> None:
-    """Create topics, and wait until the broker knows them."""
-    client = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": "0"})
-    for future in client.create_topics(list(topics)).values():
-        future.result()
-    names = {topic.topic for topic in topics}
-    assert_eventually(lambda: names <= client.list_topics(timeout=10).topics.keys())
-
-
 @dataclass
 class Stop:
     """Stops a release when it passes a point for the n-th time, until the test releases it."""
@@ -237,7 +81,7 @@ class Stop:
         self.passing -= 1
         if self.passing == 0:
             self.reached.set()
-            assert self.released.wait(_TIMEOUT_S)
+            assert self.released.wait(TIMEOUT_S)
 
 
 StopAt = Callable[..., Stop]
@@ -302,65 +146,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
 def read(broker: EmbeddedBroker) -> Read:
     """A function that returns the committed records of a topic, once no transaction is open in it."""
     return partial(committed, broker)
-
-
-def values(delivered: Iterable[Message]) -> list[int]:
-    """Return the values of records, which are numbers."""
-    return [int(message.value() or b"") for message in delivered]
-
-
-def ids(delivered: Iterable[Message]) -> list[int]:
-    """Return the input offsets of records, by their message ids."""
-    return [int(str(received(message, 0).id).rsplit("/", 1)[1]) for message in delivered]
-
-
-def committed(broker: EmbeddedBroker, topic: str) -> list[Message]:
-    """Return the committed records of a topic of `broker`, once no transaction is open in it."""
-
-    with _reader(broker, "read_committed") as consumer, _reader(broker, "read_uncommitted") as other:
-        numbers = list(consumer.list_topics(topic, 10).topics[topic].partitions)
-        assert_eventually(lambda: _bounds(consumer, topic, numbers) == _bounds(other, topic, numbers))
-        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-        records: list[Message] = []
-        ends = 0
-        while ends < len(numbers):
-            message = consumer.poll(20)
-            assert message is not None
-            if message.error() is None:
-                records.append(message)
-            else:
-                error = message.error()
-                assert error is not None
-                assert error.name() == "_PARTITION_EOF"
-                ends += 1
-    return records
-
-
-@contextmanager
-def _reader(broker: EmbeddedBroker, isolation: str) -> Iterator[Consumer]:
-    consumer = Consumer(
-        {"bootstrap.servers": broker.bootstrap, "group.id": "test", "isolation.level": isolation,
-         "enable.partition.eof": True, "log_level": 0}
-    )  # fmt: skip
-    yield consumer
-    consumer.close()
-
-
-def _bounds(client: Consumer, topic: str, numbers: list[int]) -> list[tuple[int, int]]:
-    bounds: list[tuple[int, int]] = []
-
-    def known() -> bool:
-        try:
-            bounds[:] = [client.get_watermark_offsets(TopicPartition(topic, number), 10) for number in numbers]
-        except KafkaException as problem:
-            # The partitions of a new topic get their leader a moment after it is there.
-            if problem.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
-                raise
-            return False
-        return True
-
-    assert_eventually(known, _TIMEOUT_S)
-    return bounds
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from sinks.release import release_producer
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench
+from tests.sinks.release.bench import ReleaseBench
 
 
 @pytest.mark.parametrize(

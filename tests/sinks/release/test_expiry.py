@@ -19,7 +19,9 @@ from sinks.release.room import Limits, Room
 from sinks.release.wall_clock import now_ms
 from state.kinds import DUE_NOW
 from tests.messages import headers, messages
-from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import MakeBench
+from tests.sinks.release.topic_records import ids
 
 DUE_MS, MINUTE = 1_798_000_000_000, 60_000
 UNTIL = ("until", b"%d" % (DUE_MS + 2 * MINUTE))

@@ -10,7 +10,9 @@ import pytest
 from sinks.release.ring import PRODUCERS
 from tests.messages import messages
 from tests.quick_java import quick_broker
-from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import MakeBench
+from tests.sinks.release.topic_records import ids
 
 _EXPIRATION_S = 2
 _FORGETFUL = {

@@ -12,7 +12,9 @@ from sinks.release.wall_clock import now_ms
 from streaming.local.broker import EmbeddedBroker
 from tests.frame_proxy import FENCED, FrameProxy
 from tests.messages import messages
-from tests.sinks.release.conftest import MakeBench, ReleaseBench, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import MakeBench
+from tests.sinks.release.topic_records import ids
 
 
 @pytest.fixture

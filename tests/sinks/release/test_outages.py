@@ -23,7 +23,9 @@ from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.quick_java import quick_broker
-from tests.sinks.release.conftest import MakeBench, ReleaseBench, StopAt, create_topics, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import MakeBench, StopAt
+from tests.sinks.release.topic_records import create_topics, ids
 
 _QUICK = {
     "auto.create.topics.enable": "true",

@@ -20,7 +20,9 @@ from state.order import in_order
 from tests.conftest import Configure, MakeTopic
 from tests.eventually import assert_eventually
 from tests.messages import headers, messages
-from tests.sinks.release.conftest import HostClock, ReleaseBench, values
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import HostClock
+from tests.sinks.release.topic_records import values
 from tests.thorough import some_thorough
 
 _DAY_MS = 86_400_000

@@ -19,7 +19,9 @@ from streaming.local.free_port import free_port
 from tests.messages import messages
 from tests.quick_java import quick_broker
 from tests.refusing_proxy import RefusingProxy
-from tests.sinks.release.conftest import MakeBench, ReleaseBench, create_topics, values
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import MakeBench
+from tests.sinks.release.topic_records import create_topics, values
 
 _ALWAYS = 1_000_000
 

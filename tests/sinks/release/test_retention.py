@@ -13,7 +13,8 @@ from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.quick_java import quick_broker
-from tests.sinks.release.conftest import MakeBench, create_topics, values
+from tests.sinks.release.conftest import MakeBench
+from tests.sinks.release.topic_records import create_topics, values
 
 _HOUR_MS = 3_600_000
 _ALWAYS_CHECKING = {"log.retention.check.interval.ms": "100", "log.initial.task.delay.ms": "0"}

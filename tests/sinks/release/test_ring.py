@@ -12,7 +12,9 @@ from sinks.release.release_producer import ReleaseProducer
 from sinks.release.ring import PRODUCERS
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench, StopAt, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import StopAt
+from tests.sinks.release.topic_records import ids
 
 # Longer than it takes to open a producer.
 _OPENING_S = 2.0

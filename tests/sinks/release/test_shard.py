@@ -38,7 +38,9 @@ from state.shards import shard_of
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.conftest import HostClock, ReleaseBench, Stop, StopAt, create_topics, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.conftest import HostClock, Stop, StopAt
+from tests.sinks.release.topic_records import create_topics, ids
 
 _HOUR_MS = 3_600_000
 

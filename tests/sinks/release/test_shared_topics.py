@@ -11,7 +11,8 @@ from state.order import in_order
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench, create_topics
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.topic_records import create_topics
 
 LEAD_MS, SLICE_MS = 9_000, 20
 

@@ -25,7 +25,7 @@ from state.stub import Stub
 from tests.conftest import Configure, MakeTopic
 from tests.eventually import assert_eventually
 from tests.messages import headers, messages
-from tests.sinks.release.conftest import ReleaseBench
+from tests.sinks.release.bench import ReleaseBench
 
 
 @pytest.fixture

@@ -27,8 +27,9 @@ from state.checkpoint.origin import CheckpointOrigin
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench, create_topics
-from tests.sinks.release.conftest import ids as offsets
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.topic_records import create_topics
+from tests.sinks.release.topic_records import ids as offsets
 from tests.strict_broker import Allow
 from tests.thorough import some_thorough
 

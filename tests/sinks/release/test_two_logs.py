@@ -28,7 +28,8 @@ from state.order import in_order
 from state.recalled import Recall, partition_of_shard, read_recall
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.conftest import ReleaseBench, create_topics, ids
+from tests.sinks.release.bench import ReleaseBench
+from tests.sinks.release.topic_records import create_topics, ids
 
 
 def _chunk(bench: ReleaseBench, dues: dict[int, int]) -> pa.Table:
