@@ -16,6 +16,7 @@ from confluent_kafka.admin import NewTopic
 
 from sinks.internal_topics.position import Position, topics_of
 from sinks.release import (
+    known_topics,
     log_consumers,
     record_check,
     records,
@@ -27,8 +28,10 @@ from sinks.release import (
     wall_clock,
 )
 from sinks.release.ring import Ring
+from sinks.topics.limits import TopicLimits
 from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
+from tests.conftest import MakeTopic
 from tests.sinks.release.bench import ReleaseBench, bench_settings
 from tests.sinks.release.topic_records import TIMEOUT_S, committed, create_topics
 
@@ -66,6 +69,26 @@ def make_bench() -> Iterator[MakeBench]:
 def bench(broker: EmbeddedBroker, make_bench: MakeBench) -> ReleaseBench:
     """A new application of the broker for all tests."""
     return make_bench(broker)
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides what the topics accept, so that only a refusal shows it."""
+    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
+
+
+@pytest.fixture(params=["described", "hidden"])
+def visible_or_hidden(bench: ReleaseBench, request: pytest.FixtureRequest) -> ReleaseBench:
+    """An application with topics that show their limits, or hide them so that only a refusal shows them."""
+    if request.param == "hidden":
+        request.getfixturevalue("hidden")
+    return bench
+
+
+@pytest.fixture
+def compacted(make_topic: MakeTopic) -> str:
+    """An output topic that requires keys."""
+    return make_topic(**{"cleanup.policy": "compact"})
 
 
 @dataclass

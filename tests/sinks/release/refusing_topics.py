@@ -1,0 +1,23 @@
+"""Messages for topics that refuse some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from sinks.release.wall_clock import now_ms
+from state.order import in_order
+from tests.messages import messages
+
+FEW_SECONDS = {"message.timestamp.before.max.ms": "20000"}
+
+
+def due_to(topic: str, rows: Iterable[dict[str, Any]], first: int = 0) -> pa.Table:
+    """Return messages to `topic` with their row numbers as values. A row changes the columns that it names."""
+    defaults = {"output_topic": topic, "key": b"k", "deliver_at_ms": now_ms() - 1_000, "timestamp_ms": 30}
+    table = messages(
+        {**defaults, "offset": first + n, "value": b"%d" % (first + n), **row} for n, row in enumerate(rows)
+    )
+    return in_order(table)
