@@ -1,27 +1,21 @@
-"""Requesting cancels, with a real broker. The test writes the answers that a job would give.
-
-A producer that fails on purpose stands for the accidents of a broker."""
+"""Requesting cancels, with a real broker. The test writes the answers that a job would give."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.partitioner.default import murmur2
 from typer.testing import CliRunner
 
-from conf.errors import PublishFailed, RightMissing, TopicMissing, UsageError
-from conf.load import load_settings
+from conf.errors import TopicMissing, UsageError
 from conf.settings import Settings
-from sources import canceller as module
 from sources.canceller import Answer, Canceller, requests_for
-from sources.subscriber import Received
 from state.answers import Output
-from state.cancel import CANCEL_HEADER, DELIVER_NOW_HEADER, NOTHING
+from state.cancel import CANCEL_HEADER, NOTHING
 from state.message import ID_HEADER
 from state.message_ids import parse_id
 from state.names import CANCEL_NAME_HEADER
@@ -224,223 +218,3 @@ def test_the_command_ends_with_1_if_no_answer_comes(settings: Settings, output_f
     run = CliRunner().invoke(app, [command, "--timeout", "200ms", "--format", output_format, f"{topic}/0/5", *sets])
     assert run.exit_code == 1
     assert "no answer to 1 of 1 within 200ms" in run.output
-
-
-NAMED = load_settings(
-    None,
-    [
-        "topics.input=in,named,jobs",
-        "policies.named.names=key",
-        "presets.jobs=etf1",
-        "kafka.bootstrap_servers=127.0.0.1:1",
-    ],
-    environ={},
-)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"ids": ["in/0/1", "x"]}, "'x': a message id has"),
-        ({"ids": ["in/0/1", "other/0/1"]}, "other is not in topics.input"),
-        ({"ids": ["in/0/-1"]}, "a message id has"),
-        ({"ids": ["in/0/" + "9" * 5_000]}, "in/0/9"),
-        ({"ids": ["in/0/1"], "names": ["call"], "topic": "other"}, "other is not in topics.input"),
-        ({"ids": [], "names": ["call"]}, "messages of in have no names: policies.names is off"),
-        ({"ids": [], "names": ["call", ""], "topic": "named"}, "name '': a name must have 1 to 1024 bytes"),
-        ({"ids": [], "names": ["ö" * 513], "topic": "named"}, "a name must have 1 to 1024 bytes"),
-    ],
-)
-def test_what_no_message_can_have_is_not_asked_for(wrong: dict[str, Any], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        requests_for(NAMED, **wrong)
-
-
-@pytest.mark.parametrize("topic", ["named", "jobs"])
-def test_a_name_is_asked_for_where_a_policy_or_a_preset_gives_messages_names(topic: str) -> None:
-    by_id, by_name = requests_for(NAMED, ["in/2/7"], ["ö" * 512], topic)
-    assert (by_id.topic, by_id.partition, by_id.key, by_id.header[1]) == ("in", 2, None, b"in/2/7")
-    assert (by_name.topic, by_name.key) == (topic, ("ö" * 512).encode())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "why"),
-    [
-        (["--name", ""], b"", "messages of in have no names"),
-        (["--name", "", "--topic", "named"], b"", "a name must have 1 to 1024 bytes"),
-        (["--name", "call"], b"", "messages of in have no names"),
-        (["--topic", "in", "in/0/5"], b"", "contains its topic"),
-        ([], b"\n", "give at least one message id"),
-        ([], b"in/0/1\n\nin/0/\xff2\n", r"line 3 of standard input, b'in/0/\xff2\n': write UTF-8"),
-        ([], b"in/0/1\nin/0\n", "'in/0': a message id has"),
-    ],
-)
-def test_a_wrong_call_ends_before_anything_is_asked(arguments: list[str], stdin: bytes, why: str) -> None:
-    options = ["topics.input=in,named", "policies.named.names=key", "kafka.bootstrap_servers=127.0.0.1:1"]
-    sets = [part for option in options for part in ("--set", option)]
-    run = CliRunner().invoke(app, ["cancel", *arguments, *sets], input=stdin, env={"DELAYLINE_CONFIG": None})
-    assert (run.exit_code, run.stdout) == (2, "")
-    assert run.stderr.startswith("error: bad-usage: ")
-    assert why in run.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "why"),
-    [
-        ([], b"\n", "give at least one message id"),
-        ([], b"in/0/1\n\nin/0/\xff2\n", r"line 3 of standard input, b'in/0/\xff2\n': write UTF-8"),
-        (["in/0"], b"", "'in/0': a message id has the form"),
-        (["other/0/1"], b"", "other is not in topics.input"),
-        (["--timeout", "soon", "in/0/1"], b"", "--timeout"),
-        (["--header", "x", "in/0/1"], b"", "--header"),
-        (["--header", "delayline-cancel=in/0/2", "in/0/1"], b"", "--header delayline-cancel: this header has"),
-        (["--header", "Delayline-Name=x", "in/0/1"], b"", "--header Delayline-Name: this header has"),
-    ],
-)
-def test_a_wrong_call_to_deliver_now_ends_before_anything_is_asked(
-    arguments: list[str], stdin: bytes, why: str
-) -> None:
-    sets = ["--set", "topics.input=in", "--set", "kafka.bootstrap_servers=127.0.0.1:1"]
-    run = CliRunner().invoke(app, ["deliver-now", *arguments, *sets], input=stdin, env={"DELAYLINE_CONFIG": None})
-    assert (run.exit_code, run.stdout) == (2, "")
-    assert why in run.stderr
-
-
-def test_what_shall_be_due_at_once_is_asked_for_in_the_partition_of_the_message() -> None:
-    (request,) = requests_for(NAMED, ["in/2/7"], header=DELIVER_NOW_HEADER)
-    assert (request.topic, request.partition, request.key, request.header) == (
-        "in",
-        2,
-        None,
-        ("delayline-deliver-now", b"in/2/7"),
-    )
-
-
-@dataclass
-class Faulty:
-    """A producer with planned calls, and a subscriber that gets an answer with the `reason` to each request.
-
-    For each call, `plan` has None, the error that it raises, or the KafkaError with which the record is not delivered.
-    """
-
-    plan: list[Exception | KafkaError | None]
-    published: list[bytes] = field(default_factory=list)
-    polls: int = 0
-    reason: Reason = WITHDRAWN
-
-    def produce(self, topic: str, value: None, key: None, partition: int, headers: Any, on_delivery: Any) -> None:
-        outcome = self.plan.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        on_delivery(outcome, Place((topic, partition, len(self.published))))
-        if outcome is None:
-            self.published.append(headers[0][1])
-
-    def poll(self, _: float) -> None:
-        self.polls += 1
-
-    def flush(self, _: float) -> int:
-        return 0
-
-    def partitions(self, _: str) -> list[int]:
-        return [0, 1, 2]
-
-    def records(self, timeout_ms: int) -> Iterator[Received]:
-        for offset, asked in enumerate(self.published):
-            value = answer_value(parse_id(asked.decode()), self.reason)
-            yield Received("results", 0, offset, 0, asked, value, [(ID_HEADER, b"in/1/%d" % offset)], 0)
-
-    def close(self) -> None:
-        pass
-
-
-class Place(NamedTuple):
-    """The place of a published record, as a producer reports it."""
-
-    at: tuple[str, int, int]
-
-    def topic(self) -> str:
-        return self.at[0]
-
-    def partition(self) -> int:
-        return self.at[1]
-
-    def offset(self) -> int:
-        return self.at[2]
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Faulty]:
-    """A function that puts a producer in the place of the client's, with a plan."""
-
-    def put(*plan: Exception | KafkaError | None) -> Faulty:
-        made = Faulty(list(plan))
-        monkeypatch.setattr(module, "Producer", lambda *_, **__: made)
-        monkeypatch.setattr(module, "Subscriber", lambda *_: made)
-        return made
-
-    return put
-
-
-TIMED_OUT, REFUSED = KafkaError(KafkaError._MSG_TIMED_OUT), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-
-
-@pytest.mark.parametrize("failure", [KafkaException(TIMED_OUT), TIMED_OUT, REFUSED])
-def test_answers_to_what_was_published_are_read_before_the_failure_of_another_ask_is_raised(
-    faulty: Callable[..., Faulty], failure: Any
-) -> None:
-    producer = faulty(None, None, failure)
-    came: list[Answer] = []
-    with Canceller(NAMED) as canceller:
-        canceller.ask(requests_for(NAMED, [f"in/1/{number}" for number in range(5)]))
-        with pytest.raises((PublishFailed, RightMissing)) as raised:
-            came.extend(canceller.answers(PATIENCE_MS))
-    assert isinstance(raised.value, RightMissing) == (failure is REFUSED)
-    assert came == [Answer(f"in/1/{number}", "cancelled", "withdrawn", None) for number in (0, 1)]
-    assert producer.plan == [], "none is published after the failure"
-
-
-def test_if_none_is_published_nobody_waits_for_answers(faulty: Callable[..., Faulty]) -> None:
-    faulty(KafkaException(TIMED_OUT))
-    with Canceller(NAMED) as canceller, pytest.raises(PublishFailed, match="It is safe to ask for all of them again"):
-        canceller.ask(requests_for(NAMED, ["in/1/0"]))
-
-
-def test_a_full_queue_is_waited_for(faulty: Callable[..., Faulty]) -> None:
-    producer = faulty(None, BufferError("full"), BufferError("full"), None)
-    with Canceller(NAMED) as canceller:
-        canceller.ask(requests_for(NAMED, ["in/1/0", "in/1/1"]))
-        assert [answer.id for answer in canceller.answers(PATIENCE_MS)] == ["in/1/0", "in/1/1"]
-    assert producer.polls >= 4
-
-
-def test_one_wrong_partition_keeps_all_others_from_being_asked_for(faulty: Callable[..., Faulty]) -> None:
-    producer = faulty()
-    with Canceller(NAMED) as canceller, pytest.raises(UsageError, match="'in/77/5': in has no partition 77, only 0 to"):
-        canceller.ask(requests_for(NAMED, ["in/0/5", "in/77/5"], ["call"], "named"))
-    assert producer.published == []
-
-
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        (Reason.MADE_DUE, 0),
-        (Reason.RELEASED, 3),
-        (Reason.ALREADY_CANCELLED, 3),
-        (Reason.REPEATS, 3),
-        (Reason.UNDECIDED, 4),
-    ],
-)
-def test_exit_code_of_deliver_now_tells_the_result(faulty: Callable[..., Faulty], reason: Reason, code: int) -> None:
-    faulty(None).reason = reason
-    run = CliRunner().invoke(app, ["deliver-now", "in/1/0", "--set", "topics.input=in"], env={"DELAYLINE_CONFIG": None})
-    assert (run.exit_code, run.stdout.split()[1]) == (code, reason.result)
-
-
-def test_the_command_shows_the_answers_before_it_ends_with_the_failure(faulty: Callable[..., Faulty]) -> None:
-    faulty(None, KafkaException(TIMED_OUT))
-    run = CliRunner().invoke(
-        app, ["cancel", "in/1/0", "in/1/1", "--set", "topics.input=in"], env={"DELAYLINE_CONFIG": None}
-    )
-    assert (run.exit_code, run.stdout) == (1, "in/1/0  cancelled\n")
-    assert run.stderr.startswith("error: publish-failed: in at ")
