@@ -16,6 +16,7 @@ from confluent_kafka.admin import NewTopic
 
 from sinks.internal_topics.position import Position, topics_of
 from sinks.release import (
+    closed_topics,
     known_topics,
     log_consumers,
     record_check,
@@ -33,6 +34,7 @@ from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.sinks.release.bench import ReleaseBench, bench_settings
+from tests.sinks.release.made_up_broker import MadeUpBroker
 from tests.sinks.release.topic_records import TIMEOUT_S, committed, create_topics
 
 Read = Callable[[str], list[Message]]
@@ -89,6 +91,15 @@ def visible_or_hidden(bench: ReleaseBench, request: pytest.FixtureRequest) -> Re
 def compacted(make_topic: MakeTopic) -> str:
     """An output topic that requires keys."""
     return make_topic(**{"cleanup.policy": "compact"})
+
+
+@pytest.fixture
+def broker_says(monkeypatch: pytest.MonkeyPatch) -> MadeUpBroker:
+    """The broker's answers, which a test may change."""
+    broker = MadeUpBroker()
+    monkeypatch.setattr(closed_topics, "topic_access", broker.access)
+    monkeypatch.setattr(closed_topics, "time", broker)
+    return broker
 
 
 @dataclass

@@ -3,69 +3,22 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
 
-from conf.errors import BrokerUnreachable, DelaylineError, RightMissing, TopicMismatch, TopicMissing
-from conf.load import load_settings
 from conf.rejected import TopicClosed
 from conf.settings import Settings
-from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.position import Position
-from sinks.release import closed_topics, known_topics
+from sinks.release import known_topics
 from sinks.release.closed_topics import Closed, ClosedTopics, refused_by
-from sinks.release.context import ReleaseContext
 from sinks.release.known_topics import Topics
 from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.planned import Planned
-from sinks.release.releases import Releases
-from sinks.release.reports import Unwritable
-from sinks.release.ring import Ring
-from sinks.release.shard_beat import ShardBeat
-from sinks.release.shard_rates import ShardRates
-from sinks.release.shard_writer import ShardWriter
 from sinks.topics.limits import TopicAccess
 from tests.messages import messages
-
-_GONE, _HIDDEN, _BARRED = TopicAccess("gone"), TopicAccess("hidden"), TopicAccess("barred")
-_OPEN = TopicAccess("open", 4)
-
-
-class _Broker(threading.Event):
-    """A broker's answers about topics, and a clock. Waiting on it takes no time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 100.0
-        self.topics: dict[str, TopicAccess] = {"delayline-position": TopicAccess("open", 1)}
-        # Its answers after the first wait, by topic.
-        self.later: dict[str, TopicAccess] = {}
-        self.asked = 0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.now_s += timeout or 0
-        self.topics |= self.later
-        return self.is_set()
-
-    def access(self, _: Mapping[str, str], topics: Collection[str]) -> dict[str, TopicAccess]:
-        self.asked += 1
-        return {topic: self.topics[topic] for topic in topics if topic in self.topics}
-
-
-@pytest.fixture
-def broker_says(monkeypatch: pytest.MonkeyPatch) -> _Broker:
-    """The broker's answers, which a test may change."""
-    broker = _Broker()
-    monkeypatch.setattr(closed_topics, "topic_access", broker.access)
-    monkeypatch.setattr(closed_topics, "time", broker)
-    return broker
+from tests.sinks.release.made_up_broker import BARRED, GONE, HIDDEN, OPEN, MadeUpBroker
 
 
 @pytest.fixture
@@ -77,14 +30,14 @@ def closed() -> ClosedTopics:
 @pytest.mark.parametrize(
     ("access", "text"),
     [
-        (_GONE, "output topic side was deleted"),
-        (_HIDDEN, "may no longer be described by the login"),
-        (_BARRED, "lacks the right Write on it"),
+        (GONE, "output topic side was deleted"),
+        (HIDDEN, "may no longer be described by the login"),
+        (BARRED, "lacks the right Write on it"),
         (TopicAccess("open", 3), "has 3 partitions, fewer than when"),
     ],
 )
 def test_a_topic_is_closed_once_a_broker_has_said_so_twice(
-    broker_says: _Broker, closed: ClosedTopics, access: TopicAccess, text: str
+    broker_says: MadeUpBroker, closed: ClosedTopics, access: TopicAccess, text: str
 ) -> None:
     broker_says.topics["side"] = access
     assert list(closed.confirm({"side": 4, "delayline-out": 9}, broker_says)) == ["side"]
@@ -95,11 +48,11 @@ def test_a_topic_is_closed_once_a_broker_has_said_so_twice(
     assert not closed.confirm({"side": 4}, broker_says)
 
 
-@pytest.mark.parametrize("second", [_OPEN, None])
+@pytest.mark.parametrize("second", [OPEN, None])
 def test_a_topic_that_is_there_a_moment_later_is_not_closed(
-    broker_says: _Broker, closed: ClosedTopics, second: TopicAccess | None
+    broker_says: MadeUpBroker, closed: ClosedTopics, second: TopicAccess | None
 ) -> None:
-    broker_says.topics["side"] = _GONE
+    broker_says.topics["side"] = GONE
     if second is None:
         broker_says.set()
     else:
@@ -109,16 +62,16 @@ def test_a_topic_that_is_there_a_moment_later_is_not_closed(
 
 
 def test_a_broker_that_says_nothing_of_the_topic_or_does_not_know_the_services_own_closes_none(
-    broker_says: _Broker, closed: ClosedTopics
+    broker_says: MadeUpBroker, closed: ClosedTopics
 ) -> None:
     assert not closed.confirm({"side": 4}, broker_says)
-    broker_says.topics = {"delayline-position": _GONE, "side": _GONE}
+    broker_says.topics = {"delayline-position": GONE, "side": GONE}
     with pytest.raises(KafkaException):
         closed.confirm({"side": 4}, broker_says)
     assert not closed.now
 
 
-def test_another_shard_may_look_again_in_the_moment_in_which_a_topic_is_closed(broker_says: _Broker) -> None:
+def test_another_shard_may_look_again_in_the_moment_in_which_a_topic_is_closed(broker_says: MadeUpBroker) -> None:
     looked: list[str] = []
 
     class Watched(ClosedTopics):
@@ -128,23 +81,25 @@ def test_another_shard_may_look_again_in_the_moment_in_which_a_topic_is_closed(b
                 self.look_again(value)
                 looked.extend(value)
 
-    broker_says.topics["side"] = _GONE
+    broker_says.topics["side"] = GONE
     Watched(Settings(), {}).confirm({"side": 4}, broker_says)
     assert looked == ["side"]
 
 
 @pytest.mark.parametrize("topic", ["delayline-out", "delayline-dead-letter", "delayline-results", "delayline-position"])
-def test_the_topics_of_the_settings_are_never_closed(broker_says: _Broker, closed: ClosedTopics, topic: str) -> None:
-    broker_says.topics |= {topic: _GONE, "delayline-position": _OPEN}
+def test_the_topics_of_the_settings_are_never_closed(
+    broker_says: MadeUpBroker, closed: ClosedTopics, topic: str
+) -> None:
+    broker_says.topics |= {topic: GONE, "delayline-position": OPEN}
     assert not closed.may_close(topic)
     assert not closed.confirm({topic: 1}, broker_says)
 
 
 def test_a_closed_topic_is_looked_at_again_every_few_seconds_and_opened_once_it_takes_records(
-    broker_says: _Broker, closed: ClosedTopics
+    broker_says: MadeUpBroker, closed: ClosedTopics
 ) -> None:
     closed.look_again({"side"})
-    broker_says.topics |= {"side": _GONE, "other": _BARRED}
+    broker_says.topics |= {"side": GONE, "other": BARRED}
     closed.confirm({"side": 4, "other": 1}, broker_says)
     asked = broker_says.asked
     closed.look_again({"side"})
@@ -155,7 +110,7 @@ def test_a_closed_topic_is_looked_at_again_every_few_seconds_and_opened_once_it_
     broker_says.now_s += 6
     closed.look_again({"side", "delayline-out"})
     assert (broker_says.asked, closed.now["side"].partitions) == (asked + 1, 2)
-    broker_says.topics["side"] = _OPEN
+    broker_says.topics["side"] = OPEN
     closed.look_again({"side"})
     assert broker_says.asked == asked + 1
     broker_says.now_s += 6
@@ -164,9 +119,9 @@ def test_a_closed_topic_is_looked_at_again_every_few_seconds_and_opened_once_it_
 
 
 def test_a_closed_topic_is_logged_once_a_minute(
-    broker_says: _Broker, closed: ClosedTopics, caplog: pytest.LogCaptureFixture
+    broker_says: MadeUpBroker, closed: ClosedTopics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker_says.topics["side"] = _BARRED
+    broker_says.topics["side"] = BARRED
     closed.confirm({"side": 1}, broker_says)
     for seconds, lines in ((6, 1), (6, 1), (50, 2), (6, 2)):
         broker_says.now_s += seconds
@@ -176,7 +131,7 @@ def test_a_closed_topic_is_logged_once_a_minute(
 
 
 def test_only_messages_for_partitions_that_the_topic_lacks_are_refused_and_cost_no_rate(
-    broker_says: _Broker, closed: ClosedTopics
+    broker_says: MadeUpBroker, closed: ClosedTopics
 ) -> None:
     rows = messages(
         {"offset": n, "output_topic": topic, "output_partition": n % 4}
@@ -192,17 +147,17 @@ def test_only_messages_for_partitions_that_the_topic_lacks_are_refused_and_cost_
     assert [topic == "delayline-dead-letter" for topic in topics.goes_to(rows, 0).to_pylist()] == refused
     planned = Planned(rows, Position(), 100)
     assert "side" in topics.of(planned)
-    broker_says.topics["side"] = _GONE
+    broker_says.topics["side"] = GONE
     closed.confirm({"side": 3}, broker_says)
     assert "side" not in topics.of(planned)
 
 
 def test_of_several_topics_that_take_no_records_one_of_the_settings_is_named(
-    broker_says: _Broker, closed: ClosedTopics, monkeypatch: pytest.MonkeyPatch
+    broker_says: MadeUpBroker, closed: ClosedTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_topics, "topic_access", broker_says.access)
     topics = Topics(Settings(), {}, closed)
-    broker_says.topics |= {"a": _BARRED, "delayline-out": _GONE, "z": _OPEN}
+    broker_says.topics |= {"a": BARRED, "delayline-out": GONE, "z": OPEN}
     found = topics.look_for({"a", "delayline-out", "z"})
     assert found is not None
     assert (found.topic, found.error.code) == ("delayline-out", "topic-missing")
@@ -210,84 +165,6 @@ def test_of_several_topics_that_take_no_records_one_of_the_settings_is_named(
     assert found is not None
     assert (found.topic, found.error.code) == ("a", "right-missing")
     assert topics.look_for({"z"}) is None
-
-
-class _Ring:
-    """A ring that fails some times before it writes."""
-
-    is_worn, longest_open_s = False, 0.0
-
-    def __init__(self, failures: list[Exception]) -> None:
-        self.failures = failures
-        self.position = self.committed = None
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def write(self, *_: object) -> dict[bytes, str]:
-        if self.failures:
-            raise self.failures.pop(0)
-        return {}
-
-
-def _writer(broker: _Broker, monkeypatch: pytest.MonkeyPatch, failures: list[Exception]) -> ShardWriter:
-    settings = load_settings(None, ["kafka.outage_limit=3s"], environ={})
-    context, beat = ReleaseContext(settings, "test"), ShardBeat(0, settings.kafka.outage_limit, broker)
-    writer = ShardWriter(context, 0, beat, ShardRates(context, 0, beat), Releases(context))
-    ring = cast(Ring, _Ring(failures))
-    monkeypatch.setattr("sinks.release.shard_writer.Ring", lambda *_: ring)
-    writer.open()
-    return writer
-
-
-@pytest.mark.parametrize(
-    ("topic", "error", "raised"),
-    [
-        ("side", TopicMissing("gone"), None),
-        ("side", RightMissing("barred"), None),
-        ("delayline-out", TopicMissing("gone"), TopicMissing),
-        ("delayline-dead-letter", RightMissing("barred"), RightMissing),
-        ("delayline-position", TopicMismatch("short"), TopicMismatch),
-    ],
-)
-def test_a_release_goes_on_without_a_topic_that_a_publisher_has_named_and_not_without_those_of_the_settings(
-    broker_says: _Broker,
-    monkeypatch: pytest.MonkeyPatch,
-    topic: str,
-    error: DelaylineError,
-    raised: type[DelaylineError] | None,
-) -> None:
-    broker_says.topics["side"] = _GONE
-    writer = _writer(broker_says, monkeypatch, [Unwritable(topic, error)])
-    planned = Planned(messages([{"output_topic": "side"}, {"offset": 1}]), Position(), 100)
-    if raised is None:
-        writer.write(planned, dict)
-        assert list(writer.topics.closed.now) == ["side"]
-    else:
-        with pytest.raises(raised):
-            writer.write(planned, dict)
-        assert not writer.topics.closed.now
-
-
-def test_a_topic_that_one_broker_has_and_another_does_not_is_waited_for_as_long_as_for_an_outage(
-    broker_says: _Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[Exception] = []
-
-    def wait(_: BrokerRetry, problem: Exception) -> None:
-        waits.append(problem)
-        if len(waits) == 3:
-            raise BrokerUnreachable("for too long")
-
-    monkeypatch.setattr(BrokerRetry, "wait", wait)
-    broker_says.topics["side"] = _OPEN
-    writer = _writer(broker_says, monkeypatch, [Unwritable("side", TopicMissing("gone")) for _ in range(9)])
-    with pytest.raises(BrokerUnreachable):
-        writer.write(Planned(messages([{"output_topic": "side"}]), Position(), 100), dict)
-    assert "brokers do not agree about side: topic-missing: gone" in str(waits[0])
 
 
 def test_what_several_need_of_topics_is_the_most_that_one_does() -> None:
