@@ -47,7 +47,7 @@ class Application:
         """Return a ledger of the input and output, which is a context manager. The topics must exist."""
         outputs = [self.output, self.other, self.dead]
         results, claims, near = (f"{self.id}-{name}" for name in ("results", "claims", "near"))
-        return Ledger(self.bootstrap, outputs, self.storage, results, claims, near)
+        return Ledger(self.bootstrap, outputs, self.storage, results=results, claims=claims, near=near)
 
     def overrides(self, *more: str) -> list[str]:
         """Return settings for `--set`, with thresholds so low that every code path runs."""
