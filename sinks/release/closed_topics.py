@@ -26,15 +26,12 @@ from confluent_kafka import KafkaError, KafkaException
 from conf.rejected import TopicClosed
 from conf.settings import Settings
 from sinks.release.partition_needs import Needs
+from sinks.release.waits import Waits
 from sinks.topics.limits import TopicAccess, topic_access
 from sinks.topics.roles import required_topics
 
 log = logging.getLogger(__name__)
 
-# More than brokers take to hear of a topic that was created, or of a right.
-_CONFIRM_S = 3.0
-# How often a broker is asked whether a closed topic takes records again, if there are any for it.
-_LOOK_EVERY_S = 5.0
 _LOG_EVERY_S = 60.0
 # Above the number of every partition.
 _EVERY = 1 << 31
@@ -56,9 +53,9 @@ class Closed:
 class ClosedTopics:
     """The closed topics that a release process knows of. All of its shards share them."""
 
-    def __init__(self, settings: Settings, options: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, options: Mapping[str, str], waits: Waits) -> None:
         """Begin without closed topics. `options` are librdkafka's."""
-        self._options = options
+        self._options, self._waits = options, waits
         self._required = required_topics(settings)
         # It must be there for the release of any shard.
         self._known_topic = settings.position_topic
@@ -91,7 +88,7 @@ class ClosedTopics:
             if self.may_close(topic)
         }
         first = self._look(needs)
-        if not first or stopping.wait(_CONFIRM_S):
+        if not first or stopping.wait(self._waits.confirm):
             return ()
         second = self._look({topic: needs[topic] for topic in first})
         self._change({topic: needs[topic] for topic in first}, second)
@@ -110,7 +107,7 @@ class ClosedTopics:
             return
         # One of several shards checks, and the others use its findings.
         with self._looking:
-            stale_s = time.monotonic() - _LOOK_EVERY_S
+            stale_s = time.monotonic() - self._waits.look_again
             closed = {topic: each for topic, each in self._closed.items() if topic in topics}
             needs = {topic: each.needed for topic, each in closed.items() if each.looked_s < stale_s}
             if needs:

@@ -11,6 +11,7 @@ from conf.settings import Settings
 from sinks.release.closed_topics import ClosedTopics
 from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import MOST_REFUSALS
+from sinks.release.waits import DEFAULT_WAITS, Waits
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class ReleaseContext:
     member: str
     counts: ReleaseCounts = field(default_factory=ReleaseCounts)
     most_refusals: int = MOST_REFUSALS
+    waits: Waits = DEFAULT_WAITS
 
     @cached_property
     def options(self) -> Mapping[str, str]:
@@ -33,4 +35,4 @@ class ReleaseContext:
     @cached_property
     def closed(self) -> ClosedTopics:
         """The output topics that do not take records any more."""
-        return ClosedTopics(self.settings, self.options)
+        return ClosedTopics(self.settings, self.options, self.waits)

@@ -21,11 +21,10 @@ from sinks.release.planned import Planned
 from sinks.release.record_check import RecordCheck, Refusals, batch_bytes, compresses
 from sinks.release.records import message_ids
 from sinks.release.reports import Unwritable, topic_gone
+from sinks.release.waits import DEFAULT_WAITS, Waits
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import NO_LIMIT, TopicLimits, read_limits, topic_access
 
-# The maximum age of a topic's known limits when a record is refused by them.
-_FRESH_S = 1.0
 # Up to this many refusals of a topic in this time, with a new ring for each, are worth it to find the exact records.
 MOST_REFUSALS, _REFUSALS_S = 32, 60.0
 # By how much the clock of a topic's broker may be behind this host's.
@@ -46,6 +45,7 @@ class Topics:
         options: Mapping[str, str],
         closed: ClosedTopics | None = None,
         most_refusals: int = MOST_REFUSALS,
+        waits: Waits = DEFAULT_WAITS,
     ) -> None:
         """Know nothing yet: there may be thousands of topics, and a shard writes to few at a time.
 
@@ -53,6 +53,7 @@ class Topics:
         """
         self._settings, self._options = settings, options
         self._most_refusals = most_refusals
+        self.waits = waits
         self._dead_letter = settings.topics.dead_letter
         self._reserved = dict.fromkeys(settings.topics.input, "an input topic (topics.input)")
         self._reserved[settings.results_topic] = "the topic of answers (topics.results)"
@@ -68,7 +69,7 @@ class Topics:
         self._ahead_ms: dict[str, int] = {}
         # The topics that did not take the present time of this host.
         self._stamped_by_due: set[str] = set()
-        self.closed = closed or ClosedTopics(settings, options)
+        self.closed = closed or ClosedTopics(settings, options, waits)
 
     @property
     def check(self) -> RecordCheck:
@@ -217,7 +218,7 @@ class Topics:
         doubted -= check.closed.keys()
         if doubted:
             doubted.add(self._dead_letter)
-            stale_s = time.monotonic() - _FRESH_S
+            stale_s = time.monotonic() - self.waits.fresh
             if stale := {topic for topic in doubted if self._read_s[topic] < stale_s}:
                 self.learn(stale)
         return check

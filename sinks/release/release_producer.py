@@ -29,11 +29,6 @@ log = logging.getLogger(__name__)
 # An error ends a transaction, but a flush goes on until the queued records have timed out. So errors are checked
 # between pieces of the flush.
 _FLUSH_PIECE_S = 0.1
-# The client waits for a missing topic as if its broker were away. After this time without an answer, look for topics.
-_SLOW_S = 5.0
-_ABORT_S = 5.0
-# Longer than it takes to fill a group, also on a busy host.
-_LINGER_MS = 2_000
 # How long the report of a record comes after the client has failed its transaction, at the most.
 _REPORT_S = 1.0
 
@@ -65,7 +60,7 @@ class ReleaseProducer:
                 "queue.buffering.max.messages": "500000",
                 # Full batches cost the broker a fifth, and a group of `FaultSearch` must be a single batch of each
                 # partition. A flush, which ends each filling, does not wait for this.
-                "linger.ms": str(_linger_ms(options, settings.release.transaction_timeout)),
+                "linger.ms": str(_linger_ms(topics.waits.linger, options, settings.release.transaction_timeout)),
                 "batch.num.messages": str(max(FIRST_GROUP, int(options.get("batch.num.messages", 10_000)))),
                 "logger": client_log(log),
                 # The partitioner of Java's client; librdkafka's default differs.
@@ -107,7 +102,7 @@ class ReleaseProducer:
     def abort(self) -> None:
         """Abort the open transaction. Raises KafkaException."""
         self.drop()
-        self._producer.abort_transaction(_ABORT_S)
+        self._producer.abort_transaction(self._topics.waits.abort)
         self.is_open = False
 
     def produce(self, batch: Iterable[Record], on_delivery: Callable[[Any, Any], None] | None = None) -> None:
@@ -152,7 +147,7 @@ class ReleaseProducer:
             waited_s = time.monotonic() - begun_s
             if waited_s > self._timeout_s:
                 raise _unconfirmed(waited_s)
-            if waited_s > _SLOW_S and not asked:
+            if waited_s > self._topics.waits.slow and not asked:
                 asked = True
                 if (unwritable := self._topics.look_for(topics)) is not None:
                     raise unwritable
@@ -163,8 +158,8 @@ def _unconfirmed(waited_s: float) -> KafkaException:
     return KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no confirmation of records after {waited_s:.0f} s"))
 
 
-def _linger_ms(options: Mapping[str, Any], transaction_timeout_ms: int) -> int:
+def _linger_ms(longest_s: float, options: Mapping[str, Any], transaction_timeout_ms: int) -> int:
     """Return how long the client may wait for more records. It accepts no more than a record's own timeout."""
     timeouts_ms = [int(options.get(name, 0)) for name in ("message.timeout.ms", "delivery.timeout.ms")]
     # 0 means no timeout.
-    return min(_LINGER_MS, *(each // 2 for each in (*timeouts_ms, transaction_timeout_ms) if each))
+    return min(int(longest_s * 1000), *(each // 2 for each in (*timeouts_ms, transaction_timeout_ms) if each))

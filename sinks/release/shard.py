@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 # The same while the broker is asked where a log ends.
 _ANSWER_S = 0.005
-_COUNT_EVERY_S = 1.0
-# How long nothing is pending until the position is moved to the end of the log: not after each of frequent messages.
-_IDLE_S = 1.0
 # After this long without a read error, the next one begins another outage: a shard without records has no other sign
 # that the previous outage is over.
 _QUIET_S = 60.0
@@ -70,7 +67,7 @@ class ShardRelease(PartThread):
         self.shard = shard
         self.drained = False
         self.backlog = Backlog()
-        self._settings = context.settings
+        self._settings, self._waits = context.settings, context.waits
         self._options = context.options
         self._beat = ShardBeat(shard, context.settings.kafka.outage_limit, self._stopping)
         self._rates = ShardRates(context, shard, self._beat)
@@ -239,11 +236,11 @@ class ShardRelease(PartThread):
         now_s = time.monotonic()
         if not self.drained:
             self._busy_s = now_s
-        return pending.past() if now_s > self._busy_s + _IDLE_S else None
+        return pending.past() if now_s > self._busy_s + self._waits.idle else None
 
     def _count(self, pending: Pending) -> None:
         """Count the backlog, and free the memory of released messages, once a second."""
-        if time.monotonic() - self._counted_s >= _COUNT_EVERY_S:
+        if time.monotonic() - self._counted_s >= self._waits.count:
             self._counted_s = time.monotonic()
             self._releases.recent.settle(now_ms())
             in_flight = self._writer.in_flight

@@ -15,15 +15,12 @@ from sinks.release.rate_limiter import RateLimiter, shares
 from sinks.release.shard_beat import ShardBeat
 from sinks.topics.partitions import partition_counts
 
-# How long rates hold, by the partitions that the topics had.
-_RATES_S = 10.0
-
 
 class ShardRates:
     """The `limiter` of a shard. Its rates change when the topics with rates of their own do."""
 
     def __init__(self, context: ReleaseContext, shard: int, beat: ShardBeat) -> None:
-        self._settings = context.settings
+        self._settings, self._hold_s = context.settings, context.waits.rates
         self._closed = context.closed
         self._shard, self._shards = shard, context.settings.bucket.shards
         self._beat = beat
@@ -57,7 +54,7 @@ class ShardRates:
 
         It does not do so for each message: a topic that was recreated with fewer partitions never has that partition.
         """
-        if time.monotonic() < self._read_s + _RATES_S:
+        if time.monotonic() < self._read_s + self._hold_s:
             return
         topics, numbers = messages.column("output_topic"), messages.column("output_partition")
         for topic, count in self._partitions.items():

@@ -94,7 +94,7 @@ class ShardWriter:
 
     def _no_topics(self) -> Topics:
         own = self._context
-        return Topics(self._settings, own.options, own.closed, own.most_refusals)
+        return Topics(self._settings, own.options, own.closed, own.most_refusals, own.waits)
 
     def close(self) -> None:
         """Close the ring, if it is open, and forget the transactions that it has committed."""

@@ -16,6 +16,7 @@ from sinks.release.context import ReleaseContext
 from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import MOST_REFUSALS
 from sinks.release.shard import ShardRelease
+from sinks.release.waits import DEFAULT_WAITS, Waits
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.sinks.release.topic_records import TIMEOUT_S, committed, topic_bounds, topic_reader
@@ -25,13 +26,14 @@ from tests.sinks.release.topic_records import TIMEOUT_S, committed, topic_bounds
 class ReleaseBench:
     """An application with one shard. The test writes its logs.
 
-    `settings` and `most_refusals` apply to the next release process, and `counts` belong to the last one. The topics
-    are read and written on `broker`.
+    `settings`, `most_refusals` and `waits` apply to the next release process, and `counts` belong to the last one. The
+    topics are read and written on `broker`.
     """
 
     broker: EmbeddedBroker
     settings: Settings
     most_refusals: int = MOST_REFUSALS
+    waits: Waits = DEFAULT_WAITS
     counts: ReleaseCounts = field(default_factory=ReleaseCounts)
     prepared: list[ShardRelease] = field(default_factory=list)
     # The offset after the last staged chunk, by log.
@@ -70,7 +72,7 @@ class ReleaseBench:
 
     def prepare(self) -> ShardRelease:
         """Make a release that is not started."""
-        context = ReleaseContext(self.settings, "test", most_refusals=self.most_refusals)
+        context = ReleaseContext(self.settings, "test", most_refusals=self.most_refusals, waits=self.waits)
         self.counts = context.counts
         self.prepared.append(ShardRelease(context, 0))
         return self.prepared[-1]

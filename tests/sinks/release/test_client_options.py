@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinks.release import release_producer
+from sinks.release.waits import Waits
 from tests.messages import messages
 from tests.sinks.release.bench import ReleaseBench
 
@@ -26,10 +26,10 @@ from tests.sinks.release.bench import ReleaseBench
     ids=" ".join,
 )
 def test_no_option_of_the_client_stops_a_release_or_makes_each_message_wait(
-    bench: ReleaseBench, topic: str, monkeypatch: pytest.MonkeyPatch, options: list[str]
+    bench: ReleaseBench, topic: str, options: list[str]
 ) -> None:
     # The client sends a batch that is not full when this is over, or when it is flushed.
-    monkeypatch.setattr(release_producer, "_LINGER_MS", 20_000)
+    bench.waits = Waits(linger=20.0)
     bench.change(*(f"kafka.{option}" for option in options))
     sent = [b"%020000d" % n for n in range(100)]
     rows = [{"offset": n, "output_topic": topic, "key": b"k", "value": value} for n, value in enumerate(sent)]

@@ -16,6 +16,7 @@ from sinks.release.closed_topics import Closed, ClosedTopics, refused_by
 from sinks.release.known_topics import Topics
 from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.planned import Planned
+from sinks.release.waits import DEFAULT_WAITS
 from sinks.topics.limits import TopicAccess
 from tests.messages import messages
 from tests.sinks.release.made_up_broker import BARRED, GONE, HIDDEN, OPEN, MadeUpBroker
@@ -24,7 +25,7 @@ from tests.sinks.release.made_up_broker import BARRED, GONE, HIDDEN, OPEN, MadeU
 @pytest.fixture
 def closed() -> ClosedTopics:
     """The state of a new process: no topic is known to be closed."""
-    return ClosedTopics(Settings(), {})
+    return ClosedTopics(Settings(), {}, DEFAULT_WAITS)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from sinks.release import shard
 from sinks.release.ring import PRODUCERS
+from sinks.release.waits import Waits
 from sinks.release.wall_clock import now_ms
 from streaming.local.broker import EmbeddedBroker
 from tests.frame_proxy import FENCED, FrameProxy
@@ -18,11 +18,12 @@ from tests.sinks.release.topic_records import ids
 
 
 @pytest.fixture
-def bench(proxied: EmbeddedBroker, make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> ReleaseBench:
+def bench(proxied: EmbeddedBroker, make_bench: MakeBench) -> ReleaseBench:
     """An application that writes messages ten seconds ahead, each in a transaction of its own."""
     # No transaction without messages is held in place of theirs, however slow the machine is.
-    monkeypatch.setattr(shard, "_IDLE_S", 3_600.0)
-    return make_bench(proxied, "release.lead=10s", "release.transaction_messages=1")
+    own = make_bench(proxied, "release.lead=10s", "release.transaction_messages=1")
+    own.waits = Waits(idle=3_600.0)
+    return own
 
 
 def _due(bench: ReleaseBench, first: int, *dues_ms: int) -> pa.Table:

@@ -13,9 +13,10 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
-from sinks.release import closed_topics, release_producer
+from sinks.release import release_producer
 from sinks.release.ring import PRODUCERS
 from sinks.release.shard import ShardRelease
+from sinks.release.waits import Waits
 from sinks.release.wall_clock import now_ms
 from sinks.topics import limits
 from sinks.topics.limits import missing_topics
@@ -53,8 +54,9 @@ def bench(frail: EmbeddedBroker, make_bench: MakeBench, monkeypatch: pytest.Monk
     """An application of `frail` with transactions of five messages, which may be open for 3 s."""
     # Waiting in vain for a broker that is killed takes most of these tests' time.
     monkeypatch.setattr(limits, "_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(release_producer, "_ABORT_S", 1.0)
-    return make_bench(frail, *_SMALL)
+    own = make_bench(frail, *_SMALL)
+    own.waits = Waits(abort=1.0)
+    return own
 
 
 def _due(bench: ReleaseBench, first: int, count: int = 10, partition: int = 0) -> pa.Table:
@@ -182,11 +184,10 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     frail: EmbeddedBroker,
     make_bench: MakeBench,
     creates: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(release_producer, "_SLOW_S", 1.0)
     used = frail if creates else broker
     bench = make_bench(used, "release.transaction_messages=5")
+    bench.waits = Waits(slow=1.0)
     topic = bench.settings.topics.output
     bench.hand_over(_due(bench, 0))
     release = bench.start()
@@ -213,20 +214,16 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     assert sorted(_released(bench)) == [*range(10, 30)]
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks for topics sooner than after several seconds, and at closed ones for each transaction."""
-    monkeypatch.setattr(release_producer, "_SLOW_S", 1.0)
-    monkeypatch.setattr(closed_topics, "_CONFIRM_S", 0.5)
-    monkeypatch.setattr(closed_topics, "_LOOK_EVERY_S", 0.0)
+# It looks for topics sooner than after several seconds, and at closed ones for each transaction.
+_HASTY = Waits(slow=1.0, confirm=0.5, look_again=0.0)
 
 
-@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("restarted", [False, True])
 def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_until_it_is_there_again(
     broker: EmbeddedBroker, make_bench: MakeBench, caplog: pytest.LogCaptureFixture, restarted: bool
 ) -> None:
     bench = make_bench(broker, "release.transaction_messages=5")
+    bench.waits = _HASTY
     output, side = bench.settings.topics.output, f"{bench.settings.application_id}-side"
     client = AdminClient(dict(bench.options))
 
@@ -272,11 +269,11 @@ def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_
     assert f"output topic {side} accepts records again" in caplog.text
 
 
-@pytest.mark.usefixtures("hasty")
 def test_topics_that_are_gone_stop_the_others_once_and_not_each_for_itself(
     broker: EmbeddedBroker, make_bench: MakeBench
 ) -> None:
     bench = make_bench(broker)
+    bench.waits = _HASTY
     sides = [f"{bench.settings.application_id}-{number}" for number in range(4)]
     later = now_ms() + 3_600_000
     # None of these topics was ever created. The first of them is noticed.

@@ -15,6 +15,7 @@ from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import chunk_record, summary_of
 from sinks.release.context import ReleaseContext
 from sinks.release.shard import ShardRelease
+from sinks.release.waits import Waits
 from sinks.release.wall_clock import now_ms
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -72,7 +73,7 @@ class _Shard(ShardRelease):
     """A release of a shard without a broker."""
 
     def __init__(self) -> None:
-        super().__init__(ReleaseContext(load_settings(None, environ={}), "test"), 0)
+        super().__init__(ReleaseContext(load_settings(None, environ={}), "test", waits=Waits(count=0.01)), 0)
         self.ring: Any = _Ring()
         self.log = _Logs()
         # A new ring is there once brokers answer.
@@ -91,7 +92,6 @@ class _Shard(ShardRelease):
 @pytest.fixture
 def shard(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Shard]:
     monkeypatch.setattr(broker_retry, "_PAUSE_S", 0.01)
-    monkeypatch.setattr("sinks.release.shard._COUNT_EVERY_S", 0.01)
     made = _Shard()
     monkeypatch.setattr("sinks.release.shard_writer.Ring", made.new_ring)
     made.start()

@@ -17,8 +17,8 @@ from conf.settings import Settings
 from sinks.internal_topics.newest_record import _last_value, newest_value
 from sinks.internal_topics.progress import announce_origin, read_progress
 from sinks.ready_log.writer import fence_writers
-from sinks.release import closed_topics
 from sinks.release.ring import PRODUCERS, ring_id
+from sinks.release.waits import Waits
 from sinks.topics.input_ends import input_retentions
 from sinks.topics.partitions import offered_topics, partition_counts
 from sinks.topics.roles import needed_topics
@@ -164,12 +164,9 @@ def test_a_topic_that_a_publisher_named_without_write_permission_stops_nothing_a
     guest: Settings,
     allow: Allow,
     revoke: Allow,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     granted: list[AclOperation],
 ) -> None:
-    monkeypatch.setattr(closed_topics, "_CONFIRM_S", 0.5)
-    monkeypatch.setattr(closed_topics, "_LOOK_EVERY_S", 0.0)
     side, output = f"{owner.application_id}-side", owner.topics.output
     create_topics(strict, NewTopic(side, 1, 1))
     topics = [output, owner.topics.dead_letter, owner.position_topic]
@@ -178,7 +175,7 @@ def test_a_topic_that_a_publisher_named_without_write_permission_stops_nothing_a
     allow([side], *granted)
     ids = [ring_id(owner.application_id, 0, number) for number in range(PRODUCERS)]
     allow(ids, AclOperation.WRITE, kind=ResourceType.TRANSACTIONAL_ID)
-    bench = ReleaseBench(strict, guest)
+    bench = ReleaseBench(strict, guest, waits=Waits(confirm=0.5, look_again=0.0))
 
     def due(first: int) -> pa.Table:
         return messages({"offset": first + n, "output_topic": [output, side][n % 2]} for n in range(6))
