@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer
@@ -17,9 +18,11 @@ from sinks.release.counts import ReleaseCounts
 from sinks.release.known_topics import MOST_REFUSALS
 from sinks.release.shard import ShardRelease
 from sinks.release.waits import DEFAULT_WAITS, Waits
+from state.order import in_order
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
-from tests.sinks.release.topic_records import TIMEOUT_S, committed, topic_bounds, topic_reader
+from tests.messages import messages
+from tests.sinks.release.topic_records import TIMEOUT_S, committed, ids, topic_bounds, topic_reader
 
 
 @dataclass
@@ -155,3 +158,21 @@ def bench_settings(bootstrap: str, application_id: str, *overrides: str) -> Sett
     ]
     topics = [f"topics.{role}={application_id}-{role}" for role in ("input", "output", "dead_letter")]
     return load_settings(None, [*own, *topics, *overrides], environ={})
+
+
+def due_at(bench: ReleaseBench, dues_ms: list[int], first: int = 0, **columns: Any) -> pa.Table:
+    """Return messages with numbered input offsets that are due at `dues_ms`, in delivery order."""
+    own = {"output_topic": bench.settings.topics.output, **columns}
+    return in_order(messages({**own, "offset": first + n, "deliver_at_ms": due} for n, due in enumerate(dues_ms)))
+
+
+def released_ids(bench: ReleaseBench) -> list[int]:
+    """Return the input offsets of the released messages, in the order of the output topic."""
+    return ids(bench.read(bench.settings.topics.output))
+
+
+def allow_pending(release: ShardRelease, most_bytes: int | None) -> ShardRelease:
+    """Allow `release` only so many bytes of pending messages."""
+    if most_bytes is not None:
+        release._most_pending_bytes = most_bytes
+    return release
