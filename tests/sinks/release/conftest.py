@@ -32,7 +32,7 @@ from sinks.release.ring import Ring
 from sinks.topics.limits import TopicLimits
 from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
-from tests.conftest import MakeTopic
+from tests.conftest import Configure, MakeTopic
 from tests.sinks.release.bench import ReleaseBench, bench_settings
 from tests.sinks.release.made_up_broker import MadeUpBroker
 from tests.sinks.release.topic_records import TIMEOUT_S, committed, create_topics
@@ -71,6 +71,18 @@ def make_bench() -> Iterator[MakeBench]:
 def bench(broker: EmbeddedBroker, make_bench: MakeBench) -> ReleaseBench:
     """A new application of the broker for all tests."""
     return make_bench(broker)
+
+
+@pytest.fixture
+def limit(configure: Configure) -> Callable[[str, int], None]:
+    """A function that changes a topic's limit."""
+    return lambda topic, most: configure(topic, **{"max.message.bytes": str(most)})
+
+
+@pytest.fixture
+def small(make_topic: MakeTopic) -> str:
+    """An output topic that accepts 5 kB."""
+    return make_topic(**{"max.message.bytes": "5000"})
 
 
 @pytest.fixture

@@ -21,3 +21,19 @@ def due_to(topic: str, rows: Iterable[dict[str, Any]], first: int = 0) -> pa.Tab
         {**defaults, "offset": first + n, "value": b"%d" % (first + n), **row} for n, row in enumerate(rows)
     )
     return in_order(table)
+
+
+def batch_to(topic: str, *values: bytes, first: int = 0) -> pa.Table:
+    """Return overdue messages to `topic` with these values, and with input offsets from `first` on."""
+    rows = [
+        {
+            "offset": first + n,
+            "deliver_at_ms": 70,
+            "timestamp_ms": 30,
+            "output_topic": topic,
+            "value": value,
+            "key": b"k",
+        }
+        for n, value in enumerate(values)
+    ]
+    return messages(rows)

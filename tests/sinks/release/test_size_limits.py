@@ -22,16 +22,12 @@ from sources.subscriber import received
 from state.answers import Undecided
 from state.kinds import REQUEST
 from state.stub import Stub
-from tests.conftest import Configure, MakeTopic
+from tests.conftest import MakeTopic
 from tests.eventually import assert_eventually
 from tests.messages import headers, messages
 from tests.sinks.release.bench import ReleaseBench
-
-
-@pytest.fixture
-def limit(configure: Configure) -> Callable[[str, int], None]:
-    """A function that changes a topic's limit."""
-    return lambda topic, most: configure(topic, **{"max.message.bytes": str(most)})
+from tests.sinks.release.refusing_topics import batch_to
+from tests.sinks.release.topic_records import contents
 
 
 @pytest.fixture
@@ -39,12 +35,6 @@ def bench(bench: ReleaseBench, limit: Callable[[str, int], None]) -> ReleaseBenc
     """An application with a dead-letter topic that accepts 20 kB."""
     limit(bench.dead_letter, 20_000)
     return bench
-
-
-@pytest.fixture
-def small(make_topic: MakeTopic) -> str:
-    """An output topic that accepts 5 kB."""
-    return make_topic(**{"max.message.bytes": "5000"})
 
 
 @pytest.mark.parametrize("count", [300, 2_000])
@@ -68,27 +58,6 @@ def test_recalls_go_in_batches_that_a_small_recalled_topic_takes(
     assert len(bench.read(bench.settings.recalled_topic)) == count
 
 
-def _batch(topic: str, *values: bytes, first: int = 0) -> pa.Table:
-    rows = [
-        {
-            "offset": first + n,
-            "deliver_at_ms": 70,
-            "timestamp_ms": 30,
-            "output_topic": topic,
-            "value": value,
-            "key": b"k",
-        }
-        for n, value in enumerate(values)
-    ]
-    return messages(rows)
-
-
-@pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides what the topics accept, so that only a refusal shows it."""
-    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The topics of each question for limits."""
@@ -106,27 +75,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 def test_a_limit_of_the_client_stops_no_message_that_its_topic_takes(bench: ReleaseBench, topic: str) -> None:
     bench.change("kafka.message.max.bytes=2000")
     large = b"x" * 6_000
-    assert bench.release(_batch(topic, b"a", large, b"b")) == 3
-    assert _values(bench.read(topic)) == [b"a", large, b"b"]
-
-
-@pytest.mark.usefixtures("hidden")
-def test_two_refused_messages_of_one_size_become_dead_letters(bench: ReleaseBench, make_topic: MakeTopic) -> None:
-    small = make_topic(2, **{"max.message.bytes": "5000"})
-    rows = [
-        {"offset": n, "output_topic": small, "output_partition": n % 2, "key": b"k", "value": b"x" * 6_000}
-        for n in range(2)
-    ]
-    assert bench.release(messages({**row, "deliver_at_ms": 70} for row in rows)) == 2
-    assert len(bench.read(bench.dead_letter)) == 2
+    assert bench.release(batch_to(topic, b"a", large, b"b")) == 3
+    assert contents(bench.read(topic)) == [b"a", large, b"b"]
 
 
 def test_a_record_that_the_client_itself_refuses_is_found_like_any_other(
     bench: ReleaseBench, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(release_producer, "NO_SIZE_LIMIT", {"message.max.bytes": "2000"})
-    assert bench.release(_batch(topic, b"a", b"x" * 6_000, b"b")) == 3
-    assert _values(bench.read(topic)) == [b"a", b"b"]
+    assert bench.release(batch_to(topic, b"a", b"x" * 6_000, b"b")) == 3
+    assert contents(bench.read(topic)) == [b"a", b"b"]
     (record,) = bench.read(bench.dead_letter)
     letter = read_letter(received(record, 0))
     assert letter is not None
@@ -143,14 +101,14 @@ def test_many_messages_to_a_topic_that_takes_little_are_released_at_the_first_tr
     ]
     assert bench.release(messages(rows)) == 1_000
     for topic, first in ((small, 0), (large, 1)):
-        assert _values(bench.read(topic)) == [b"%d" % n * 100 for n in range(first, 1_000, 2)]
+        assert contents(bench.read(topic)) == [b"%d" % n * 100 for n in range(first, 1_000, 2)]
     assert len(rings) == 1
 
 
 def test_many_dead_letters_to_a_topic_that_takes_little_are_written_at_the_first_try(
     bench: ReleaseBench, small: str, rings: list[int]
 ) -> None:
-    assert bench.release(_batch(small, *[b"x" * 6_000] * 20)) == 20
+    assert bench.release(batch_to(small, *[b"x" * 6_000] * 20)) == 20
     assert len(bench.read(bench.dead_letter)) == 20
     assert len(rings) == 1
 
@@ -162,12 +120,12 @@ def test_only_the_topic_that_would_refuse_a_message_is_asked_for_its_limits_agai
     monkeypatch.setattr(known_topics, "_FRESH_S", 3_600.0)
     bench.change("release.transaction_messages=5")
     release = bench.start()
-    for due in (_batch(small, *[b"x" * 6_000] * 20), _batch(other, b"a", first=20)):
+    for due in (batch_to(small, *[b"x" * 6_000] * 20), batch_to(other, b"a", first=20)):
         bench.hand_over(due)
         bench.wait(release)
     assert asked == [{small, bench.dead_letter}, {other}]
     monkeypatch.setattr(known_topics, "_FRESH_S", 0.0)
-    bench.hand_over(pa.concat_tables([_batch(other, b"b", first=21), _batch(small, b"x" * 6_000, first=22)]))
+    bench.hand_over(pa.concat_tables([batch_to(other, b"b", first=21), batch_to(small, b"x" * 6_000, first=22)]))
     bench.wait(release)
     assert asked[2:] == [{small, bench.dead_letter}]
 
@@ -179,10 +137,6 @@ def test_a_dead_letter_goes_where_kafkas_own_partitioner_sends_its_key(bench: Re
     landed = {message.key(): message.partition() for message in bench.read(bench.dead_letter)}
     expected = partitions_for(pa.array(keys, pa.binary()), np.zeros(20, np.int64), np.full(20, 2))
     assert [landed[key] for key in keys] == expected.tolist()
-
-
-def _values(delivered: list[Message]) -> list[bytes]:
-    return [message.value() or b"" for message in delivered]
 
 
 def _ids(delivered: list[Message]) -> set[str | None]:
@@ -200,18 +154,18 @@ def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order
         bench.wait(release)
 
     large, many = b"x" * 6_000, [b"%d" % n for n in range(1_000)]
-    go(_batch(topic, b"a", large, b"b"))
+    go(batch_to(topic, b"a", large, b"b"))
     limit(topic, 5_000)
     # The client batches many small messages. That their batch is too large must not make them dead letters.
-    go(_batch(topic, b"c", large, *many, large, b"d", first=10))
-    go(_batch(topic, b"e", large, b"f", first=2_000))
+    go(batch_to(topic, b"c", large, *many, large, b"d", first=10))
+    go(batch_to(topic, b"e", large, b"f", first=2_000))
     limit(topic, 10_000)
-    go(_batch(topic, b"g", large, first=3_000))
+    go(batch_to(topic, b"g", large, first=3_000))
 
-    assert _values(bench.read(topic)) == [b"a", large, b"b", b"c", *many, b"d", b"e", b"f", b"g", large]
+    assert contents(bench.read(topic)) == [b"a", large, b"b", b"c", *many, b"d", b"e", b"f", b"g", large]
     letters = bench.read(bench.dead_letter)
     assert _ids(letters) == {f"delayline-in/0/{offset}" for offset in (11, 1_012, 2_001)}
-    assert _values(letters) == [large] * 3
+    assert contents(letters) == [large] * 3
     assert len({message.partition() for message in letters}) == 1, "dead letters of one key in two partitions"
     letter_headers = dict(received(letters[0], 0).headers)
     assert letter_headers["delayline-error"] == b"message-too-large"
@@ -225,9 +179,9 @@ def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order
 def test_with_compression_only_the_broker_decides_what_is_too_large(bench: ReleaseBench, small: str) -> None:
     bench.change("kafka.compression.type=lz4")
     fits, noise = b"0" * 15_000, os.urandom(6_000)
-    assert bench.release(_batch(small, b"a", fits, noise, b"b", fits, noise)) == 6
-    assert _values(bench.read(small)) == [b"a", fits, b"b", fits]
-    assert _values(bench.read(bench.dead_letter)) == [noise, noise]
+    assert bench.release(batch_to(small, b"a", fits, noise, b"b", fits, noise)) == 6
+    assert contents(bench.read(small)) == [b"a", fits, b"b", fits]
+    assert contents(bench.read(bench.dead_letter)) == [noise, noise]
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
@@ -239,8 +193,8 @@ def test_a_message_too_large_for_the_dead_letter_topic_too_becomes_a_stub(
     if is_hidden:
         monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
     large = os.urandom(30_000)
-    assert bench.release(_batch(small, b"a", large, b"b")) == 3
-    assert _values(bench.read(small)) == [b"a", b"b"]
+    assert bench.release(batch_to(small, b"a", large, b"b")) == 3
+    assert contents(bench.read(small)) == [b"a", b"b"]
     (record,) = bench.read(bench.dead_letter)
     letter = read_letter(received(record, 0))
     assert letter is not None
@@ -254,11 +208,11 @@ def test_a_dead_letter_topic_that_takes_no_stub_stops_the_release_and_nothing_is
 ) -> None:
     limit(bench.dead_letter, 300)
     with pytest.raises(TopicMismatch, match=rf"topic {bench.dead_letter} refuses message delayline-in/0/1 and also"):
-        bench.release(_batch(small, b"a", b"x" * 30_000, b"b"))
+        bench.release(batch_to(small, b"a", b"x" * 30_000, b"b"))
     assert bench.read(small) == bench.read(bench.dead_letter) == []
     limit(bench.dead_letter, 40_000)
     assert bench.release() == 3
-    assert (_values(bench.read(small)), len(bench.read(bench.dead_letter))) == ([b"a", b"b"], 1)
+    assert (contents(bench.read(small)), len(bench.read(bench.dead_letter))) == ([b"a", b"b"], 1)
 
 
 @pytest.mark.parametrize("is_output", [False, True])
@@ -268,79 +222,7 @@ def test_a_dead_letter_topic_that_refuses_stubs_unseen_stops_the_release_too(
     monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
     limit(bench.dead_letter, 300)
     with pytest.raises(TopicMismatch, match=rf"topic {bench.dead_letter} refuses message delayline-in/0/0 and also"):
-        bench.release(_batch(bench.dead_letter if is_output else small, b"x" * 30_000))
-
-
-def test_a_message_too_large_for_a_hidden_limit_is_redirected_and_the_rest_follows_in_order(
-    bench: ReleaseBench, small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known_topics, "read_limits", lambda _, topics: dict.fromkeys(topics, TopicLimits()))
-    # Together the small messages are too large as well, but none of them is the cause.
-    many, large = [b"%d" % n * 500 for n in range(8)], b"x" * 6_000
-    assert bench.release(_batch(small, *many, large, b"z")) == 10
-    assert _values(bench.read(small)) == [*many, b"z"]
-    assert _values(bench.read(bench.dead_letter)) == [large]
-
-
-@pytest.mark.usefixtures("hidden")
-def test_messages_that_are_too_large_together_for_a_hidden_limit_are_released_in_smaller_batches_from_then_on(
-    bench: ReleaseBench, small: str, topic: str, rings: list[int]
-) -> None:
-    many, large = [b"%03d" % n * 150 for n in range(400)], b"x" * 6_000
-    rows = [{"offset": n, "output_topic": (small, topic)[n % 2], "key": b"k", "value": value, "deliver_at_ms": 70}
-            for n, value in enumerate([*many, large])]  # fmt: skip
-    release = bench.start()
-    bench.hand_over(messages(rows))
-    bench.wait(release)
-    # Each refusal halves the largest batch of the topic. The last refusal is for the large message.
-    assert len(rings) < 10
-    before = len(rings)
-    bench.hand_over(_batch(small, *many, first=1_000))
-    bench.wait(release)
-    assert len(rings) == before
-    assert _values(bench.read(small)) == many[::2] + many
-    assert _values(bench.read(topic)) == many[1::2]
-    assert _values(bench.read(bench.dead_letter)) == [large]
-
-
-@pytest.mark.usefixtures("hidden")
-def test_many_messages_that_are_too_large_for_a_hidden_limit_cost_no_ring_each(
-    bench: ReleaseBench, small: str, rings: list[int]
-) -> None:
-    large = [b"x" * (5_000 + n) for n in range(50)]
-    assert bench.release(_batch(small, b"a", *large, b"b")) == 52
-    assert _values(bench.read(small)) == [b"a", b"b"]
-    assert sorted(_values(bench.read(bench.dead_letter))) == large
-    # To halve the batches of both topics.
-    assert len(rings) < 16
-
-
-@pytest.mark.usefixtures("hidden")
-def test_a_topic_of_a_hidden_limit_that_refuses_often_gets_nothing_more_of_that_transaction(
-    bench: ReleaseBench, small: str, rings: list[int]
-) -> None:
-    bench.most_refusals = 4
-    # Each is smaller than the one that was refused before.
-    large = [b"x" * (5_900 - n) for n in range(50)]
-    assert bench.release(_batch(small, b"a", *large, b"b")) == 52
-    assert sorted(_values(bench.read(small) + bench.read(bench.dead_letter))) == sorted([b"a", *large, b"b"])
-    # To halve the batches of both topics, and to find five.
-    assert len(rings) < 24
-
-
-def test_a_topic_that_refuses_many_compressed_messages_gets_no_other_one_over_its_limit_in_that_transaction(
-    bench: ReleaseBench, small: str, rings: list[int]
-) -> None:
-    bench.most_refusals = 2
-    bench.change("kafka.compression.type=lz4", "release.transaction_messages=40")
-    noise, fits = [os.urandom(6_000) for _ in range(37)], b"0" * 15_000
-    assert bench.release(_batch(small, b"a", fits, *noise, b"b", fits)) == 41
-    # The last one is in the next transaction.
-    assert _values(bench.read(small)) == [b"a", b"b", fits]
-    letters = bench.read(bench.dead_letter)
-    assert sorted(_values(letters)) == sorted([fits, *noise])
-    assert {dict(received(each, 0).headers)["delayline-error"] for each in letters} == {b"message-too-large"}
-    assert len(rings) == 4
+        bench.release(batch_to(bench.dead_letter if is_output else small, b"x" * 30_000))
 
 
 @pytest.mark.parametrize("over", [0, 1])

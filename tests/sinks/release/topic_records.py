@@ -30,6 +30,11 @@ def values(delivered: Iterable[Message]) -> list[int]:
     return [int(message.value() or b"") for message in delivered]
 
 
+def contents(delivered: Iterable[Message]) -> list[bytes]:
+    """Return the values of records, as they are."""
+    return [message.value() or b"" for message in delivered]
+
+
 def ids(delivered: Iterable[Message]) -> list[int]:
     """Return the input offsets of records, by their message ids."""
     return [int(str(received(message, 0).id).rsplit("/", 1)[1]) for message in delivered]
