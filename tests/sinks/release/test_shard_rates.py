@@ -10,12 +10,12 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from conf.load import load_settings
 from sinks.internal_topics.position import Position
-from sinks.release import shard_rates
 from sinks.release.context import ReleaseContext
 from sinks.release.planned import Planned
 from sinks.release.rate_limiter import RateLimiter
 from sinks.release.ring import Ring
 from sinks.release.shard import ShardRelease
+from sinks.release.waits import Waits
 from state.shards import shard_of
 from tests.eventually import assert_eventually
 from tests.messages import messages
@@ -40,10 +40,8 @@ def test_a_limited_topic_gets_no_more_in_a_second_than_its_limit(bench: ReleaseB
     assert released_ids(bench) == [*range(250)]
 
 
-def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(
-    bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_rates, "_RATES_S", 0.0)
+def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(bench: ReleaseBench) -> None:
+    bench.waits = Waits(rates=0.0)
     names = (f"{bench.settings.application_id}-{number}" for number in range(1_000))
     topic = next(name for name in names if [shard_of(name, partition, 2) for partition in (0, 1)] == [1, 0])
     create_topics(bench.broker, NewTopic(topic, 1, 1))

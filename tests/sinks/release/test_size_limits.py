@@ -14,6 +14,7 @@ from confluent_kafka import Message
 from conf.errors import TopicMismatch
 from sinks.release import known_topics, release_producer
 from sinks.release.records import bytes_at_most, record_bytes, records
+from sinks.release.waits import Waits
 from sinks.release.wall_clock import now_ms
 from sinks.topics.limits import TopicLimits
 from sources.dead_letters.letter import read_letter
@@ -114,17 +115,17 @@ def test_many_dead_letters_to_a_topic_that_takes_little_are_written_at_the_first
 
 
 def test_only_the_topic_that_would_refuse_a_message_is_asked_for_its_limits_again_and_not_for_each_transaction(
-    bench: ReleaseBench, small: str, make_topic: MakeTopic, asked: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    bench: ReleaseBench, small: str, make_topic: MakeTopic, asked: list[set[str]]
 ) -> None:
     other = make_topic()
-    monkeypatch.setattr(known_topics, "_FRESH_S", 3_600.0)
+    bench.waits = Waits(fresh=3_600.0)
     bench.change("release.transaction_messages=5")
     release = bench.start()
     for due in (batch_to(small, *[b"x" * 6_000] * 20), batch_to(other, b"a", first=20)):
         bench.hand_over(due)
         bench.wait(release)
     assert asked == [{small, bench.dead_letter}, {other}]
-    monkeypatch.setattr(known_topics, "_FRESH_S", 0.0)
+    release._writer.topics.waits = Waits(fresh=0.0)
     bench.hand_over(pa.concat_tables([batch_to(other, b"b", first=21), batch_to(small, b"x" * 6_000, first=22)]))
     bench.wait(release)
     assert asked[2:] == [{small, bench.dead_letter}]
@@ -144,9 +145,9 @@ def _ids(delivered: list[Message]) -> set[str | None]:
 
 
 def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order_while_the_limit_changes(
-    bench: ReleaseBench, topic: str, limit: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+    bench: ReleaseBench, topic: str, limit: Callable[[str, int], None]
 ) -> None:
-    monkeypatch.setattr(known_topics, "_FRESH_S", 0.0)
+    bench.waits = Waits(fresh=0.0)
     release = bench.start()
 
     def go(due: pa.Table) -> None:
