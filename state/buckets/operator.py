@@ -102,8 +102,7 @@ def update_shard(running_batch: Callable[[], RunningBatch]) -> StateFunction:
             shard, number = overflow
             passed = pass_by(chunks, cutoff_ms)
             yield _rows(passed, batch, shard, cutoff_ms, (number + 1) * _NUMBERS_A_GROUP, accepted)
-            filling = fillers(sum(chunk.nbytes for chunk in chunks), batch.transfer_rows)
-            yield pd.DataFrame(_FILLER, index=range(filling))
+            yield pd.DataFrame(_FILLER, index=range(fillers(sum(each.nbytes for each in chunks), batch.transfer_rows)))
             return
         shard = batch_settings.shard_keys.index(key[0])
         waiting = decode_chunk(bytes(state.get[0])) if state.exists else empty_messages()

@@ -8,7 +8,7 @@ import typer
 
 from conf.errors import UsageError
 from streaming.cli.asking import Headers, Ids, Timeout, ask, ids_given
-from streaming.cli.options import ConfigFile, Overrides, RecordFormat, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, settings_of, topic_of, utf8
 
 _EXIT_CODES = {"cancelled": 0, "too-late": 3}
 
@@ -52,6 +52,6 @@ def cancel(
 
     def requests() -> list[RequestRecord]:
         asked = [] if by_name and not ids else ids_given(ids)
-        return requests_for(settings, asked, by_name, utf8("--topic", topic) if topic else None)
+        return requests_for(settings, asked, by_name, topic_of(topic))
 
     ask(settings, requests, headers, timeout, output_format, _EXIT_CODES)

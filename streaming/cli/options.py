@@ -85,6 +85,13 @@ def utf8(option: str, text: str) -> str:
     return text
 
 
+def topic_of(text: str | None) -> str | None:
+    """Return the value of --topic. Raises UsageError if it is empty, as from a script's variable that is not set."""
+    if text == "":
+        raise UsageError("--topic '': the name of the topic is empty")
+    return None if text is None else utf8("--topic", text)
+
+
 def header(option: str, text: str) -> tuple[str, bytes]:
     """Split `text`, the NAME=VALUE of `option`, into a header's name and value. Raises UsageError."""
     name, equals, value = text.partition("=")

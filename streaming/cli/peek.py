@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streaming.cli.options import ConfigFile, Overrides, RecordFormat, instant_ms, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, instant_ms, settings_of, topic_of, utf8
 
 # Width of each column; the last one takes the rest of the line.
 _COLUMNS = {"due": 24, "place": 8, "id": 28, "output": 20, "key": 12, "value": 0}
@@ -33,7 +33,7 @@ def peek(
     newest: Annotated[
         bool, typer.Option("--newest", help="Show the messages published last instead of those due next.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Show at most this many messages.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Show at most this many messages, without ids.")] = 20,
     output_format: RecordFormat = "table",
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -52,7 +52,7 @@ def peek(
     from conf.errors import UsageError
     from sources.canceller import place_of
     from streaming.status.json_values import json_line
-    from streaming.status.look import Look, message_fields, repeat_fields
+    from streaming.status.look import Look, message_fields, not_waiting, repeat_fields
     from streaming.status.look_reader import LookReader
 
     settings = settings_of(config, overrides)
@@ -65,9 +65,10 @@ def peek(
         until_ms,
         tuple(place_of(utf8("ID", text), settings) for text in ids) if ids else None,
         None if key is None else utf8("--key", key).encode(),
-        None if topic is None else utf8("--topic", topic),
+        topic_of(topic),
         newest,
-        limit,
+        # A limit would hide ids that are asked for.
+        max(limit, len(ids or ())),
     )
 
     def on_own_spark(why: str) -> None:
@@ -85,8 +86,8 @@ def peek(
         if repeat := repeat_fields(row):
             following = ", ".join(map(str, repeat["next"]))
             typer.echo(f"    repeats {repeat['rule']}, occurrence {repeat['number']}, next {following}")
-    if ids and len(rows) < len(set(ids)):
-        typer.echo(f"{len(set(ids)) - len(rows)} of {len(set(ids))} do not wait", err=True)
+    if missing := not_waiting(wanted, rows):
+        typer.echo(f"{len(missing)} of {len(set(wanted.ids or ()))} do not wait: {', '.join(missing)}", err=True)
         raise typer.Exit(1)
 
 

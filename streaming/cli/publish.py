@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from conf.errors import UsageError
-from streaming.cli.options import ConfigFile, Overrides, answer_row, duration_ms, header, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, answer_row, duration_ms, header, settings_of, topic_of, utf8
 
 if TYPE_CHECKING:
     from conf.settings import Settings
@@ -151,7 +151,7 @@ def publish(
     """
     from sources.intake.schedule_headers import next_instants, repeat_headers, schedule_headers, start_ms
     from sources.publisher import Publisher
-    from state.names import NAME_HEADER
+    from state.names import MOST_NAME_BYTES, NAME_HEADER
 
     wait_ms = duration_ms("--timeout", timeout)
     settings = settings_of(config, overrides)
@@ -168,10 +168,12 @@ def publish(
         now_ms = time.time_ns() // 1_000_000
         instants = next_instants(rule, start_ms(after, at, level, settings.levels.delays, now_ms), now_ms)
     own = [*schedule, *rule, *(header("--header", text) for text in headers or ())]
+    if name is not None and not unchecked and not 1 <= len(os.fsencode(name)) <= MOST_NAME_BYTES:
+        raise UsageError(f"--name: a name must have 1 to {MOST_NAME_BYTES} bytes")
     if name is not None:
         own.append((NAME_HEADER, os.fsencode(name)))
     record_key = None if key is None else os.fsencode(key)
-    message = _Message(record_key, own, utf8("--topic", topic) if topic else None, partition)
+    message = _Message(record_key, own, topic_of(topic), partition)
     if replaces and value is not None:
         answer = _replace(settings, utf8("--replaces", replaces), condition, os.fsencode(value), message, wait_ms)
         _show(answer, timeout)

@@ -159,11 +159,14 @@ def _offsets(text: str | None, partition: int | None) -> tuple[int | None, int |
 
 def _changes(to_set: list[str], to_drop: list[str]) -> HeaderChanges:
     from sources.dead_letters.letter import HeaderChanges
+    from state.names import NAME_HEADER
 
     headers = [header("--set-header", text) for text in to_set]
     to_drop = [utf8("--drop-header", name) for name in to_drop]
     names = [name for name, _ in headers]
-    if reserved := [name for name in [*names, *to_drop] if name.startswith(_RESERVED_PREFIX)]:
+    # To leave its name out is the remedy for an occurrence that would get the name of its message.
+    service = [name for name in [*names, *to_drop] if name.startswith(_RESERVED_PREFIX)]
+    if reserved := [name for name in service if name in names or name != NAME_HEADER]:
         raise UsageError(f"{', '.join(reserved)}: headers that begin with {_RESERVED_PREFIX} are reserved")
     if both := set(names) & set(to_drop):
         raise UsageError(f"{', '.join(sorted(both))}: use either --set-header or --drop-header")

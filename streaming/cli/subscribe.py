@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from streaming.cli.options import ConfigFile, Overrides, RecordFormat, duration_ms, settings_of, utf8
+from streaming.cli.options import ConfigFile, Overrides, RecordFormat, duration_ms, settings_of, topic_of
 
 
 def subscribe(
@@ -38,7 +38,7 @@ def subscribe(
     from streaming.cli.record_formats import as_json, as_rows
 
     settings = settings_of(config, overrides)
-    topic_name = utf8("--topic", topic) if topic else settings.topics.output
+    topic_name = topic_of(topic) or settings.topics.output
     timeout_ms = None if timeout is None else duration_ms("--timeout", timeout)
     seen = 0
     with Subscriber(settings, topic_name, start == "beginning") as subscriber:

@@ -48,10 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Runs batches one after the other, in the query's thread.
-
-    It has an attribute for each step (`run`), and for the data and the background work that several steps use.
-    """
+    """Runs batches one after the other, in the query's thread. Its attributes are the steps, and what several use."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from conf.errors import ZoneMissing
 from conf.instants import instant
 from conf.settings import Settings
-from state.message_ids import ids_of
+from state.message_ids import id_text, ids_of
 from state.repeats.schedule import Occurrence, Schedule
 from streaming.status.json_values import text_or_base64
 from streaming.status.messages import selected_messages
@@ -88,6 +88,12 @@ def message_fields(row: Mapping[str, Any]) -> dict[str, object]:
         "headers": [[header["key"], text_or_base64(header["value"])] for header in headers],
         "repeat": repeating,
     }
+
+
+def not_waiting(wanted: Look, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the `wanted` ids that no row of `WAITING_SCHEMA` has. One that repeats may have several rows."""
+    found = {row["id"] for row in rows}
+    return [text for each in sorted(set(wanted.ids or ())) if (text := id_text(each)) not in found]
 
 
 def repeat_fields(row: Mapping[str, Any]) -> dict[str, Any] | None:

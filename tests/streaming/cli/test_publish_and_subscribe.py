@@ -94,6 +94,9 @@ def test_each_line_of_standard_input_is_a_message(prepared: Settings) -> None:
         (["--header", "novalue"], "bad-usage"),
         (["--header", "\udcff=1"], "bad-usage"),
         (["--topic", "\udcff"], "bad-usage"),
+        (["--topic", ""], "bad-usage"),
+        (["--name", ""], "bad-usage"),
+        (["--name", "n" * 1_025], "bad-usage"),
         (["--partition", "9"], "bad-usage"),
         (["--set", "bucket.shards=0"], "bad-setting"),
     ],
@@ -167,3 +170,4 @@ def test_a_count_that_is_not_reached_gives_exit_code_1(prepared: Settings) -> No
     assert run(prepared, "subscribe", "--timeout", "100ms").exit_code == 0
     assert run(prepared, "subscribe", "--timeout", "soon").exit_code == 2
     assert run(prepared, "subscribe", "--topic", "\udcff").exit_code == 2
+    assert run(prepared, "subscribe", "--topic", "").exit_code == 2

@@ -45,6 +45,16 @@ def test_a_letter_that_the_job_would_refuse_again_stays_a_dead_letter(desk: Desk
     assert len(desk.inputs(2)) == 2
 
 
+def test_an_occurrence_that_would_get_a_name_is_resent_by_the_remedy_that_its_refusal_names(desk: Desk) -> None:
+    (identity,) = desk.add({"headers": [("delayline-occurrence", b"7"), ("delayline-name", b"n")]})
+    named = ("--set", "policies.names=header")
+    refused = desk.resend(*named)
+    assert refused.exit_code == 1
+    assert "Add --drop-header delayline-name" in refused.stdout
+    assert desk.resent(*named, "--drop-header", "delayline-name") == [identity]
+    assert desk.inputs(1)[0].header("delayline-name") is None
+
+
 def test_a_letter_that_would_expire_again_is_refused_unless_its_delay_counts_from_now(desk: Desk) -> None:
     (identity,) = desk.add({"code": "expired", "headers": [("deliver-after", b"1m")]})
     policy = ("--code", "expired", "--set", "policies.expire_after=10m")

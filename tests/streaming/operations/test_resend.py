@@ -184,6 +184,7 @@ def test_a_second_resend_ends_the_first_and_continues_at_its_position(desk: Desk
         (["--drop-header", "\udcff"], "write UTF-8"),
         (["--set-header", "delayline-id=x"], "are reserved"),
         (["--drop-header", "delayline-id"], "are reserved"),
+        (["--set-header", "delayline-name=x"], "are reserved"),
         (["--drop-header", ""], "the name of the header is empty"),
         (["--set-header", "a=1", "--drop-header", "a"], "either --set-header or --drop-header"),
     ],

@@ -14,7 +14,7 @@ from state.kinds import MESSAGE, OCCURRENCE, REPEATING
 from state.repeats.rule import Rule, parse_rule
 from state.repeats.schedule import Schedule
 from streaming.status import look as look_module
-from streaming.status.look import Look, look, message_fields, repeat_fields
+from streaming.status.look import Look, look, message_fields, not_waiting, repeat_fields
 from streaming.status.waiting_rows import ROW_SCHEMA, Selection, waiting_rows
 from tests.messages import headers, messages
 
@@ -102,3 +102,9 @@ def test_staged_occurrences_take_no_place_of_messages_that_are_looked_up_by_id(
     places = {1: "sealed", 2: "sealed", 3: "ready"}
     assert found(3) == [(offset, places[offset]) for offset in order]
     assert found(20) == [*found(3), *[(1, "ready")] * 3]
+
+
+def test_an_id_that_no_row_has_does_not_wait_however_many_rows_another_one_has() -> None:
+    wanted = Look(ids=(("in", 0, 10), ("in", 0, 9), ("in", 0, 9), ("in", 1, 7)))
+    assert not_waiting(wanted, [{"id": "in/0/9"}] * 6) == ["in/0/10", "in/1/7"]
+    assert not_waiting(Look(), []) == []

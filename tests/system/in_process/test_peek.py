@@ -115,7 +115,7 @@ def test_all_that_waits_is_shown_where_it_waits_and_what_is_cancelled_is_not(
     assert by_id[0]["headers"][1][1] == {"base64": b64encode(b"\xff" + ledger.names[some[0]].encode()).decode()}
     cancelled = sorted(ledger.cancelled())
     result = job.command("peek", some[0], cancelled[0])
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "1 of 2 do not wait")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, f"1 of 2 do not wait: {cancelled[0]}")
     assert some[0] in result.stdout
 
 
