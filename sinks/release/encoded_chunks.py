@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 import pyarrow as pa
 from sortedcontainers import SortedKeyList, SortedList
@@ -150,10 +150,14 @@ class EncodedChunks:
                 self._loaded.add(chunk)
 
     def shrink(self, most_bytes: int) -> None:
-        """Drop the payloads of the chunks that are needed last, until no more than `most_bytes` are in memory."""
+        """Drop the payloads of the chunks that are needed last, until no more than `most_bytes` are in memory.
+
+        The next incoming chunk of each log stays: requests in it need other chunks too, which would take turns with it.
+        """
         while self._loaded and self.nbytes > most_bytes:
             self._drop(self._loaded.pop())
-        for chunk in chain(*(reversed(self.incoming[log]) for log in (Log.READY, Log.NEAR))):
+        logs = [self.incoming[log] for log in (Log.READY, Log.NEAR)]
+        for chunk in chain(*(islice(reversed(own), max(0, len(own) - 1)) for own in logs)):
             if self.nbytes <= most_bytes:
                 break
             if chunk.payload is not None:

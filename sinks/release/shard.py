@@ -208,13 +208,13 @@ class ShardRelease(PartThread):
         )
 
     def _plan(self, reader: LogReader, pending: Pending) -> Planned | None:
-        """Return the next transaction, or None if none is due within the lead.
+        """Return the next transaction, or None if none is due within the lead, or if the thread is to stop.
 
         Raises ClockSetBack if messages that are planned already are due much later than that.
         """
         retry = self._beat.retry()
         release = self._settings.release
-        while True:
+        while not self._stopping.is_set():
             # Not the present: this process may be paused at any time, or read payloads again.
             clock_ms = min(now_ms(), reader.read_ms + _KNOWN_MS)
             below = pending.position.below
@@ -228,8 +228,10 @@ class ShardRelease(PartThread):
                 try:
                     for place, payload in reader.read_again(missing.places):
                         pending.merge.chunks.restore(place, payload)
+                    self._beat.step()
                 except (KafkaException, BrokerUnreachable) as problem:
                     retry.wait(problem)
+        return None
 
     def _past_end(self, pending: Pending) -> Planned | None:
         """Return a transaction that says that the logs are released to their ends, some time after the last one."""

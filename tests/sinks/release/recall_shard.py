@@ -133,6 +133,9 @@ class Shard:
                 planned = self.pending.plan(self.now_ms, self.now_ms + lead_ms, self.limits)
             except PayloadMissing as missing:
                 self.restored += len(missing.places)
+                # As a process does, so that little memory is no endless loop.
+                if self.pending.merge.nbytes > self.pending.merge.max_bytes:
+                    self.pending.merge.shrink()
                 for place in missing.places:
                     self.pending.merge.chunks.restore(place, self.logs[place.log][place.offset][0])
                 continue

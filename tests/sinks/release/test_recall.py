@@ -162,6 +162,18 @@ def test_dead_letters_and_asks_are_not_taken_out() -> None:
     assert shard.results == {1: {"too-late"}, 2: {"too-late"}}
 
 
+def test_requests_are_decided_where_the_memory_has_room_for_no_chunk() -> None:
+    shard = Shard(Limits(100, 1_000_000, 20), 1)
+    shard.arrive("messages", [1_000])
+    shard.arrive("messages", [1_500])
+    shard.settle()
+    shard.max_bytes = shard.pending.merge.max_bytes = 0
+    shard.arrive("requests", [0, 1], delivers=[False, True])
+    shard.pending.merge.shrink()
+    shard.settle()
+    assert shard.results == {0: {"cancelled"}, 1: {"due-now"}}
+
+
 def test_where_memory_is_short_the_ids_of_what_is_put_back_to_wait_are_not_read_again() -> None:
     shard = Shard(Limits(1_000, 1_000_000, 20), 1)
     for number in range(40):
