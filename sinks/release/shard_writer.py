@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from conf.errors import BrokerUnreachable
+from conf.errors import BrokerUnreachable, ReadyLogLost
 from conf.kafka.error_codes import FENCED
 from conf.kafka.repeated_commit import SLOW_COMMITS_REMEDY
 from sinks.group.parts import PartTaken
@@ -24,6 +24,7 @@ from sinks.internal_topics.position import Position
 from sinks.release.context import ReleaseContext
 from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import Topics
+from sinks.release.log_reader import NO_POSITION_REMEDY
 from sinks.release.narrowing import Narrowing
 from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.planned import Planned
@@ -268,20 +269,30 @@ class ShardWriter:
         self._forget_up_to(position)
 
     def _open_ring(self, retry: BrokerRetry) -> Ring:
-        """Open a ring with a position that is not behind the last known commit of this process."""
+        """Open a ring with a position that is not behind the last known commit of this process.
+
+        Raises ReadyLogLost if the position topic has lost that commit, and does not find it within an outage's limit.
+        """
         while True:
             self._beat.step()
             try:
                 ring = Ring(self._settings, self._context.options, self._shard, self._topics, self._releases.add)
-                if self.position is None or (ring.position and ring.position.counts >= self.position.counts):
-                    return ring
-                ring.close()
-                raise BrokerUnreachable(
-                    f"{self._settings.position_topic}/{self._shard} has lost the committed position "
-                    f"{self.position}: its last position is {ring.position}"
-                )
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(problem)
+                continue
+            if self.position is None or (ring.position and ring.position.counts >= self.position.counts):
+                return ring
+            ring.close()
+            lost = (
+                f"{self._settings.position_topic}/{self._shard} has lost the committed position {self.position}: its "
+                f"last position is {ring.position}"
+            )
+            try:
+                retry.wait(BrokerUnreachable(lost))
+            except BrokerUnreachable as problem:
+                if self._beat.stopping.is_set():
+                    raise
+                raise ReadyLogLost(f"{lost}. {NO_POSITION_REMEDY}") from problem
 
     def _forget_up_to(self, position: Position | None) -> None:
         self.position = position

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from conf.errors import BrokerUnreachable, TopicMismatch, TopicMissing
+from conf.errors import BrokerUnreachable, ReadyLogLost, TopicMismatch, TopicMissing
 from sinks.release import release_producer
 from sinks.release.ring import PRODUCERS
 from sinks.release.shard import ShardRelease
@@ -174,7 +174,8 @@ def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_
     create_topics(frail, NewTopic(topic, 1, 1))
     stopped.released.set()
     assert release.ended.wait(60)
-    assert isinstance(release.error, BrokerUnreachable)
+    assert isinstance(release.error, ReadyLogLost)
+    assert "`delayline repair --ready-log` sets a position" in str(release.error)
     assert f"{topic}/0 has lost the committed position" in str(release.error)
 
 
