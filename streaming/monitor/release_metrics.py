@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -13,6 +13,7 @@ from conf.kafka.clients import OPEN_TIMEOUT_S
 from conf.rejected import Rejected
 from sinks.release.counts import BOUNDS_MS
 from sinks.release.process import ReleaseProcess
+from sinks.release.shard import ShardRelease
 from state.reasons import RESULTS
 from streaming.monitor.server import Health
 
@@ -30,8 +31,8 @@ _REASONS = tuple(error.code for error in Rejected.__subclasses__())
 class ReleaseMetrics(Collector):
     """Collects what a release process counts."""
 
-    def __init__(self, process: ReleaseProcess) -> None:
-        self._process = process
+    def __init__(self, process: ReleaseProcess, transaction_timeout_ms: int) -> None:
+        self._process, self._longest_s = process, _longest_step_s(transaction_timeout_ms)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of now."""
@@ -94,8 +95,10 @@ class ReleaseMetrics(Collector):
         )
         # Copies, since another thread changes them.
         shards = dict(self._process.shards)
+        hanging = _hanging(shards, self._longest_s)
         for number in sorted({*self._process.assigned, *shards}):
-            releasing.add_metric([str(number)], number in shards and shards[number].releasing)
+            goes_on = number in shards and shards[number].releasing and number not in hanging
+            releasing.add_metric([str(number)], goes_on)
         for number, shard in sorted(shards.items()):
             label = [str(number)]
             backlog.add_metric(label, shard.backlog.messages)
@@ -120,8 +123,8 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
     reasons = []
     if stuck := silent_s > transaction_timeout_ms / 1000 + _STUCK_S:
         reasons.append(f"the process has not polled its consumer group for {silent_s:.0f} s")
-    longest_s = _STEP_TIMEOUTS * max(transaction_timeout_ms / 1000, OPEN_TIMEOUT_S) + _STEP_S
-    if hanging := sorted(number for number, shard in shards.items() if shard.still_s > longest_s):
+    longest_s = _longest_step_s(transaction_timeout_ms)
+    if hanging := _hanging(shards, longest_s):
         stuck = True
         reasons.append(f"shards {hanging} hang: no progress for {longest_s:.0f} s")
     if waiting := sorted(assigned - releasing):
@@ -133,3 +136,11 @@ def release_health(process: ReleaseProcess, transaction_timeout_ms: int) -> Heal
     for name, theirs in process.group.strangers.items():
         reasons.append(f"consumer {name} is not a release process, and blocks shards {theirs}")
     return Health(live=not stuck, ready=not stuck and not reasons, reasons=reasons)
+
+
+def _longest_step_s(transaction_timeout_ms: int) -> float:
+    return _STEP_TIMEOUTS * max(transaction_timeout_ms / 1000, OPEN_TIMEOUT_S) + _STEP_S
+
+
+def _hanging(shards: Mapping[int, ShardRelease], longest_s: float) -> list[int]:
+    return sorted(number for number, shard in shards.items() if shard.still_s > longest_s)

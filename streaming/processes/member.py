@@ -38,7 +38,7 @@ def monitored_member(
         from streaming.monitor.release_metrics import ReleaseMetrics, release_health
 
         role, process = "release", ReleaseProcess(settings, name)
-        metrics = ReleaseMetrics(process)
+        metrics = ReleaseMetrics(process, settings.release.transaction_timeout)
         health = partial(release_health, process, settings.release.transaction_timeout)
     else:
         from streaming.forward.process import ForwardProcess

@@ -65,6 +65,10 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield f"{panel['title']} {target['refId']}", target["expr"]
 
 
+def metrics_of(process: SimpleNamespace) -> ReleaseMetrics:
+    return ReleaseMetrics(cast(Any, process), transaction_timeout_ms=60_000)
+
+
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
     """The labels of each sample that a job, a release process and a forwarder answer, once they have done something."""
@@ -82,14 +86,14 @@ def labels() -> dict[str, set[str]]:
     letter = {"offset": 1, "output_topic": "dead", "error_code": "bad-delay", "error_text": ""}
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]
     released.add(messages(rows), {}, 1)
-    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position(at_ms=1), releasing=True)
+    shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position(at_ms=1), releasing=True, still_s=0.0)
     process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
     held = HeldInput(lambda asked: {each: PartitionEnd(1, 2) for each in asked}, lambda: {"in": {"0": 1}})
     forwarded = ForwardCounts()
     forwarded.claimed(0, 1, 1)
     lane = SimpleNamespace(is_forwarding=True, is_idle=False, behind=1)
     forwarder = SimpleNamespace(counts=forwarded, lanes={0: lane}, group=SimpleNamespace(numbers={0, 1}))
-    collectors = JobMetrics(counts, held), ReleaseMetrics(cast(Any, process)), ForwardMetrics(cast(Any, forwarder))
+    collectors = JobMetrics(counts, held), metrics_of(process), ForwardMetrics(cast(Any, forwarder))
     registries = [registry_of(collector) for collector in collectors]
     # The first scrape has the brokers asked.
     assert_eventually(lambda: any(family.samples for family in held.collect()))
@@ -154,13 +158,17 @@ def test_alerts_fire_for_the_application_that_is_gone_and_for_no_other() -> None
 
 
 def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release() -> None:
+    nothing = {"backlog": Backlog(0, None), "position": None}
     shards = {
-        number: SimpleNamespace(backlog=Backlog(0, None), position=None, releasing=number == 0) for number in (0, 1)
+        0: SimpleNamespace(**nothing, releasing=True, still_s=100.0),
+        1: SimpleNamespace(**nothing, releasing=False, still_s=0.0),
+        # Its thread hangs in the middle of a step.
+        3: SimpleNamespace(**nothing, releasing=True, still_s=300.0),
     }
-    process = SimpleNamespace(counts=ReleaseCounts(), shards=shards, assigned={0, 1, 2})
-    text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
+    process = SimpleNamespace(counts=ReleaseCounts(), shards=shards, assigned={0, 1, 2, 3})
+    text = generate_latest(registry_of(metrics_of(process))).decode()
     (family,) = (each for each in text_string_to_metric_families(text) if each.name == "delayline_shard_releasing")
-    assert {sample.labels["shard"]: sample.value for sample in family.samples} == {"0": 1, "1": 0, "2": 0}
+    assert {sample.labels["shard"]: sample.value for sample in family.samples} == {"0": 1, "1": 0, "2": 0, "3": 0}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ def test_a_rule_takes_the_increase_only_of_series_that_are_there_before_anything
     rule: dict[str, Any],
 ) -> None:
     process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set())
-    text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
+    text = generate_latest(registry_of(metrics_of(process))).decode()
     begun = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert set(_METRIC.findall(rule["expr"])) <= begun
 
@@ -179,7 +187,7 @@ def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
     process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set())
 
     def dead_letters() -> dict[str, float]:
-        text = generate_latest(registry_of(ReleaseMetrics(cast(Any, process)))).decode()
+        text = generate_latest(registry_of(metrics_of(process))).decode()
         families = {family.name: family for family in text_string_to_metric_families(text)}
         samples = families["delayline_dead_letters"].samples
         return {sample.labels["reason"]: sample.value for sample in samples if sample.name.endswith("_total")}
