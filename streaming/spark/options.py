@@ -103,6 +103,9 @@ def spark_options(settings: Settings) -> dict[str, str]:
         # The bucket table keeps deleted files for an hour, less than this check allows. That is safe: the job is the
         # only writer, and none of its writes takes that long.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        # A read of the newest version is allowed however old that is, and stays so if a commit comes before it begins.
+        # Delta from 4.3 on would refuse it.
+        "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
         # Over what a cluster may have set for all tables.
         "spark.databricks.delta.autoCompact.enabled": "false",
         "spark.databricks.delta.optimizeWrite.enabled": "false",
