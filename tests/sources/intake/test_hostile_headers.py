@@ -14,7 +14,14 @@ from conf.topic_tables import PRESETS
 from sources.intake.accept import accept
 from sources.intake.preset_headers import Preset
 from sources.intake.presets import presets_named
-from state.cancel import CANCEL_HEADER, CONDITION_HEADER, OPERATOR_HEADER, REPLACES_HEADER, requests_of
+from state.cancel import (
+    CANCEL_HEADER,
+    CONDITION_HEADER,
+    DELIVER_NOW_HEADER,
+    OPERATOR_HEADER,
+    REPLACES_HEADER,
+    requests_of,
+)
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
 from state.kinds import DEAD_LETTER, REQUEST, kinds_of, requests_in
 from state.message import DELIVER_AT_HEADER, HEADERS, ID_HEADER
@@ -29,6 +36,7 @@ from state.names import (
     OFF,
     REPLACE,
 )
+from state.repeats.schedule import REPEAT_HEADERS
 from state.stub import STUB_HEADER
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 from tests.thorough import examples
@@ -50,14 +58,15 @@ def _names_of(preset: Preset) -> list[str]:
 _KNOWN = [
     "deliver-at", "deliver-after", "delay-level", "deliver-to", EXPIRY_HEADER,
     CANCEL_HEADER, REPLACES_HEADER, CONDITION_HEADER, OPERATOR_HEADER, NAME_HEADER, CANCEL_NAME_HEADER,
-    ANSWER_HEADER, ID_HEADER, DELIVER_AT_HEADER, STUB_HEADER,
+    ANSWER_HEADER, ID_HEADER, DELIVER_AT_HEADER, STUB_HEADER, DELIVER_NOW_HEADER, *REPEAT_HEADERS,
     *(name for preset in presets_named(PRESETS) for name in _names_of(preset)),
 ]  # fmt: skip
 _PLAIN = [
     None, b"", b"0", b"7", b"-7", b'"7"', b"1.", b"cancel", b"schedule", b"waiting", b"always", b"a name", b"\xff\xfe",
     b"@at 2026-12-24T18:00:00Z", b"%d" % CLOCK_MS, b"%d" % (CLOCK_MS // 1000), b"2026-12-24T18:00:00Z", b"PT1H",
     b"1h30m", b"orders", b"delayline-in", b"delayline-in/0/3", b"third/1/99999", b"x/0/1", b"\0\0\0\0\0\0\0\x05",
-    CLOCK_MS.to_bytes(6), b"true",
+    CLOCK_MS.to_bytes(6), b"true", b"every 10m", b"PT1M", b"0 9 * * MON-FRI", b"0 0 29 2 *", b"@yearly", b"all",
+    b"none", b"Europe/Berlin", b"9999-12-31T23:59:59Z",
 ]  # fmt: skip
 # Values that a pattern might search again and again, or that a number might grow with.
 _LONG = [
@@ -107,6 +116,7 @@ _POLICIES = st.builds(
     clamps=st.booleans(),
     expiry_header=st.sampled_from(["", EXPIRY_HEADER]),
     names=st.sampled_from([OFF, FROM_HEADER, FROM_KEY]),
+    repeats=st.booleans(),
     name_mode=st.sampled_from([REPLACE, KEEP, KEEP_TIME]),
 )
 _PRESETS = st.dictionaries(
