@@ -5,6 +5,9 @@ Each step can be cut off. The next try goes on from the state that it left.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -22,6 +25,7 @@ from state.checkpoint.batch_settings import BatchSettings
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import InTable
 from state.order import ORDER
+from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import checkpoint_of, make_current
 from streaming.storage.paths import pointers_path
 
@@ -93,6 +97,12 @@ def is_repaired(store: BucketTable, bucket: int) -> bool:
     return store.is_fenced(writer_of_repaired_rest(bucket))
 
 
+def has_other_inputs(store: BucketTable, bucket: int, checkpoint: str, inputs: Collection[str]) -> bool:
+    """Return whether `bucket` has the rest of `checkpoint` that was accepted from other topics than `inputs`."""
+    is_of_input = store.newest_of(writer_of_input(checkpoint)) == bucket
+    return is_of_input and not store.is_fenced(writer_of_rest_of(bucket, inputs))
+
+
 def check_rest(store: BucketTable, bucket: int) -> None:
     """Read the rest of a checkpoint that an earlier try has sealed in `bucket`. Raises the errors of Spark.
 
@@ -125,6 +135,12 @@ def writer_of_repaired_rest(bucket: int) -> str:
     Not named by the checkpoint: once the next one is announced, the markers do not have the one before.
     """
     return f"rest-{bucket}-repaired"
+
+
+def writer_of_rest_of(bucket: int, inputs: Collection[str]) -> str:
+    """Return the writer that is fenced before `bucket` gets the rest of a checkpoint, accepted from topics `inputs`."""
+    names = "\0".join(sorted(inputs)).encode()
+    return f"rest-{bucket}-of-{hashlib.sha256(names).hexdigest()[:16]}"
 
 
 def writer_of_birth(checkpoint: str) -> str:
@@ -191,3 +207,16 @@ def switch_over(settings: Settings, origin: CheckpointOrigin, spark: SparkSessio
     lease.check_now()
     make_current(spark, settings, successor)
     failpoint("switched-over")
+
+
+def is_announced_only(
+    spark: SparkSession, settings: Settings, current: Checkpoint, origin: CheckpointOrigin, lease: HeldLease
+) -> bool:
+    """Return whether `switch_over` was cut off after it announced `origin`, which no job can have run from then."""
+    successor = checkpoint_of(spark, settings, origin.generation, lease.check_now)
+    return (
+        successor.path != current.path
+        and successor.is_initialized()
+        and successor.origin.checkpoint == origin.checkpoint
+        and successor.last_planned() is None
+    )

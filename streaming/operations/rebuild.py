@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -41,7 +40,7 @@ from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.handed_over import HandedOver, newest_checkpoint
+from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.index.offset_bitmaps import bitmaps_of, in_bitmaps
@@ -50,8 +49,7 @@ from state.names import KEEP_TIME
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
-    check_rest,
-    is_repaired,
+    is_announced_only,
     rest_bucket,
     rest_partitions,
     seal_rest,
@@ -59,14 +57,14 @@ from streaming.checkpoint.handover import (
     writer_of_birth,
     writer_of_following,
     writer_of_input,
+    writer_of_rest_of,
     writer_of_state,
 )
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
+from streaming.operations.interrupted_rest import sealed_rest
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.reread import (
-    Bounds,
     decided_offsets,
-    not_read_again,
     recalled_messages,
     refuse_cut,
     reread_range,
@@ -88,7 +86,6 @@ from streaming.operations.table_contents import (
     index_of,
     left_of_moved,
     names_of,
-    only_in,
     overdue_in_table,
     taken_over_in,
 )
@@ -161,6 +158,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             "that are still in the input topics"
         )
     known, gone = handed_over.input_ids, recreated_inputs(settings, handed_over.input_ids)
+    if is_announced_only(store.spark, settings, current, handed_over.origin, lease):
+        # An earlier try has announced their new ids. Nothing was accepted from the new topics yet.
+        gone += [topic for topic in shared_ids(known) if not any(handed_over.ends.get(topic, {}).values())]
     if shared := [topic for topic in shared_ids(known) if topic not in gone]:
         raise CheckpointMismatch(
             f"{', '.join(shared)} was deleted and created again since the job read the first topic of that "
@@ -185,7 +185,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         store.fence(writer_id)
     bounds = input_bounds(settings)
     sealed_before = rest_bucket(store, before)
-    sealed_in = None if sealed_before is None else _sealed_rest(store, sealed_before, handed_over, bounds, gone)
+    inputs = settings.topics.input
+    sealed_in = None if sealed_before is None else sealed_rest(store, sealed_before, inputs, handed_over, bounds, gone)
     if sealed_before is not None and sealed_in is None:
         # It stays until it is replaced: its records may expire before a next try.
         store = store.without(rest_partitions(sealed_before))
@@ -203,7 +204,8 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     starts, ends = reread_range(bounds, handed_over, seen, decided, gone)
     done = without_ids(not_there, moved.perhaps_left)
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
-    taken = taken_records(settings, handed_over, starts, ends, gone)
+    read_ids = {topic: [own] for topic, own in present.items()} | known
+    taken = taken_records(settings, read_ids, handed_over.origin.epoch, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
     is_older = lacks_following(store, handed_over)
     repeating = left_in_table(store, handed_over, with_ids(not_there, recalled), sealed_in, is_older)
@@ -257,6 +259,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
+        store.fence(writer_of_rest_of(bucket, inputs))
         resealed = seal_rest(store, rest, origin, writer_of_input(before), batch_settings, ids, sealed_before)
     if repeating is not None:
         repeating.unpersist()
@@ -265,24 +268,3 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     store.fence(writer_of_birth(origin.checkpoint))
     switch_over(settings, origin, store.spark, lease)
     return Rebuilt(resealed, ends, current.path if current.exists() else None)
-
-
-def _sealed_rest(
-    store: BucketTable, sealed_in: int, handed_over: HandedOver, bounds: Bounds, gone: Collection[str]
-) -> int | None:
-    """Return the bucket `sealed_in`, in which an earlier try has sealed the rest, or None if it must be sealed again.
-
-    If `repair` has removed messages since, all of the rest is sealed again. It is kept if it has messages that can no
-    longer be accepted again.
-    """
-    if is_repaired(store, sealed_in):
-        expired = not_read_again(only_in(store, sealed_in), bounds, handed_over, gone)
-        if not expired:
-            return None
-        log.warning(
-            "messages that `repair` has removed are not accepted again: an interrupted rescale or rebuild has sealed "
-            "others with them, and %d of these are no longer in the input topics",
-            expired,
-        )
-    check_rest(store, sealed_in)
-    return sealed_in

@@ -13,7 +13,7 @@ from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.input_ids import left_out
-from state.checkpoint.origin import Offsets, as_offsets
+from state.checkpoint.origin import InputIds, Offsets, as_offsets
 from state.claims import Claim
 from state.index.offset_bitmaps import OffsetBitmaps
 from streaming.job.inputs.input_loss import deleted_ranges, listed
@@ -44,14 +44,14 @@ def recalled_messages(settings: Settings, handed_over: HandedOver) -> OffsetBitm
 
 
 def taken_records(
-    settings: Settings, handed_over: HandedOver, starts: Offsets, ends: Offsets, gone: Collection[str]
+    settings: Settings, ids: InputIds, epoch: int, starts: Offsets, ends: Offsets, gone: Collection[str]
 ) -> OffsetBitmaps:
     """Return which records from `starts` up to `ends` forwarders have taken. The lanes must be closed.
 
-    Does not read topics that are `gone`. Raises CheckpointMismatch if a forwarder has found that another topic is cut,
+    `ids` are the input topics. Markers may not know all of them yet: claims and the table can be ahead of these. Does
+    not read topics that are `gone`. Raises CheckpointMismatch if a forwarder has found that another topic is cut,
     because new records would count as taken.
     """
-    ids, epoch = handed_over.input_ids, handed_over.origin.epoch
     ranges = {
         (topic, int(number)): (starts[topic][number], end) for topic, own in ends.items() for number, end in own.items()
     }

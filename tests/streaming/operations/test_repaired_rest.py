@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from conf.errors import BucketUnreadable
-from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
-from sinks.internal_topics.progress import announce_origin, marker_key
-from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import ensure_topics
+from sinks.internal_topics.progress import announce_origin
 from state.buckets.parts import chunks_of, sealed_part
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.origin import CheckpointOrigin
-from state.checkpoint.progress import BatchSpan, Progress
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import rest_bucket, seal_rest, writer_of_birth, writer_of_state
 from streaming.operations import rebuild
@@ -34,31 +28,15 @@ from streaming.operations.rescale import _bucket_of_state
 from streaming.storage.failures import translate_storage_errors
 from tests.conftest import MakeSettings
 from tests.messages import messages, some_batch_settings
+from tests.streaming.operations.unstaged_job import COUNT, SHARDS, CutOff, cut_off, read_without_staging, rebuilt
 from tests.streaming.sealed import cut_short, repairing, waiting_offsets
-
-COUNT = 40
-SHARDS = 4
-
-
-class CutOff(Exception):
-    """The process ends here."""
 
 
 @pytest.fixture
 def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
     """Settings of an application whose job has read messages that are due in an hour, and has staged none of them."""
     settings = make_settings(f"storage.path={tmp_path}", f"bucket.shards={SHARDS}")
-    ensure_topics(settings, SHARDS)
-    (topic,) = settings.topics.input
-    producer = Producer(librdkafka_options(settings.kafka))
-    for number in range(COUNT):
-        producer.produce(topic, b"%d" % number, b"%d" % number, 0, headers=[("deliver-after", b"3600000")])
-    origin = CheckpointOrigin("one", 1, SHARDS, input_ids={each: [own] for each, own in input_ids(settings).items()})
-    announce_origin(settings, origin)
-    span = BatchSpan(origin, 0, ends={topic: {"0": COUNT}}, input_ids=origin.input_ids)
-    for shard in range(SHARDS):
-        producer.produce(settings.progress_topic, Progress(span).to_bytes(), marker_key(shard), shard)
-    assert producer.flush(10) == 0
+    read_without_staging(settings)
     return settings
 
 
@@ -66,15 +44,6 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
 def lease(settings: Settings) -> Iterator[HeldLease]:
     with closing(HeldLease(settings, "rebuild")) as lease:
         yield lease
-
-
-def _rebuild(spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease) -> None:
-    with translate_storage_errors(settings):
-        rebuild._rebuild(store, settings, current_checkpoint(spark, settings), time.time_ns() // 1_000_000, lease)
-
-
-def _cut_off(*arguments: Any) -> None:
-    raise CutOff
 
 
 def _repaired(spark: SparkSession, settings: Settings, lease: HeldLease, report: Path) -> Repair:
@@ -98,9 +67,9 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
     are_expired: bool,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(rebuild, "switch_over", _cut_off)
+        patch.setattr(rebuild, "switch_over", cut_off)
         with pytest.raises(CutOff):
-            _rebuild(spark, settings, store, lease)
+            rebuilt(spark, settings, store, lease)
     sealed_in = rest_bucket(store, "one")
     assert sealed_in is not None
     assert waiting_offsets(store) == list(range(COUNT))
@@ -108,7 +77,7 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
     assert others
     cut_short(damaged)
     with pytest.raises(BucketUnreadable, match=damaged.name):
-        _rebuild(spark, settings, store, lease)
+        rebuilt(spark, settings, store, lease)
     assert not current_checkpoint(spark, settings).exists()
 
     repair = _repaired(spark, settings, lease, tmp_path / "report.json")
@@ -123,11 +92,11 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
         admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
         admin.delete_records([partition])[partition].result()
     with monkeypatch.context() as patch:
-        patch.setattr(rebuild, "switch_over" if are_expired else "seal_rest", _cut_off)
+        patch.setattr(rebuild, "switch_over" if are_expired else "seal_rest", cut_off)
         with pytest.raises(CutOff):
-            _rebuild(spark, settings, store, lease)
+            rebuilt(spark, settings, store, lease)
     assert waiting_offsets(store) == left
-    _rebuild(spark, settings, store, lease)
+    rebuilt(spark, settings, store, lease)
     assert waiting_offsets(store) == (left if are_expired else list(range(COUNT)))
     warning = "others with them, and 1 of these are no longer in the input topics"
     assert (warning in caplog.text) == are_expired

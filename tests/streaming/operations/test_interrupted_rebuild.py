@@ -1,0 +1,108 @@
+"""A rebuild that was cut off, and the next try: it goes on, or begins again, and never refuses itself."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from conf.errors import CheckpointMismatch
+from conf.settings import Settings
+from sinks.buckets.bucket_table import BucketTable
+from sinks.internal_topics.lease import HeldLease
+from streaming.checkpoint.current import current_checkpoint
+from streaming.operations import rebuild
+from tests.conftest import MakeSettings
+from tests.eventually import assert_eventually
+from tests.streaming.operations.unstaged_job import (
+    COUNT,
+    SHARDS,
+    CutOff,
+    cut_off,
+    publish,
+    read_without_staging,
+    rebuilt,
+)
+from tests.streaming.sealed import waiting_offsets
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """Settings of an application whose job has read two input topics, and has staged nothing."""
+    topics = ",".join(f"in-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    settings = make_settings(f"storage.path={tmp_path}", f"bucket.shards={SHARDS}", f"topics.input={topics}")
+    read_without_staging(settings)
+    return settings
+
+
+@pytest.fixture
+def lease(settings: Settings) -> Iterator[HeldLease]:
+    with closing(HeldLease(settings, "rebuild")) as lease:
+        yield lease
+
+
+@pytest.fixture
+def admin_client(settings: Settings) -> AdminClient:
+    return AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
+
+
+def test_it_goes_on_with_a_topic_that_was_created_again(
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    lease: HeldLease,
+    admin_client: AdminClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again, kept = settings.topics.input
+    admin_client.delete_topics([again])[again].result()
+    assert_eventually(lambda: again not in admin_client.list_topics(timeout=10).topics)
+    admin_client.create_topics([NewTopic(again, 1, 1)])[again].result()
+    publish(settings, again, 5)
+    own = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": True})})
+    with monkeypatch.context() as patch:
+        # The markers have the new checkpoint then, and both ids of the topic.
+        patch.setattr("streaming.checkpoint.handover.make_current", cut_off)
+        with pytest.raises(CutOff):
+            rebuilt(spark, own, store, lease)
+    rebuilt(spark, own, store, lease)
+    assert current_checkpoint(spark, own).origin.offsets == {again: {"0": 0}, kept: {"0": COUNT}}
+    assert waiting_offsets(store) == list(range(COUNT))
+    # A job may have run from here, and may have accepted messages of either topic.
+    with pytest.raises(CheckpointMismatch, match=f"{again} was deleted and created again since the job read the first"):
+        rebuilt(spark, own, store, lease)
+
+
+@pytest.mark.parametrize("are_deleted", [False, True])
+def test_it_does_not_take_the_rest_of_other_input_topics_for_its_own(
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    lease: HeldLease,
+    admin_client: AdminClient,
+    monkeypatch: pytest.MonkeyPatch,
+    are_deleted: bool,
+) -> None:
+    first, _ = settings.topics.input
+    mistaken = settings.model_copy(update={"topics": settings.topics.model_copy(update={"input": (first,)})})
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild, "switch_over", cut_off)
+        with pytest.raises(CutOff):
+            rebuilt(spark, mistaken, store, lease)
+    assert waiting_offsets(store) == list(range(COUNT))
+    if not are_deleted:
+        rebuilt(spark, settings, store, lease)
+        assert waiting_offsets(store) == sorted([*range(COUNT)] * 2)
+        return
+    partition = TopicPartition(first, 0, 3)
+    admin_client.delete_records([partition])[partition].result()
+    with pytest.raises(CheckpointMismatch, match=r"with the topics\.input of that rebuild"):
+        rebuilt(spark, settings, store, lease)
+    rebuilt(spark, mistaken, store, lease)
+    assert waiting_offsets(store) == list(range(COUNT))
