@@ -86,8 +86,13 @@ class _Turn(NamedTuple):
         return request.condition == KEEP and self.keeps and not self._is_over(request)
 
     def leaves_to(self, request: Request) -> bool:
-        """Return whether it is a message of the batch that no longer keeps its name. Then it comes out too."""
-        return request.condition == KEEP and self.keeps and self.request is not None and self._is_over(request)
+        """Return whether it no longer keeps its name, as it is due by the time of `request`. Then it comes out too.
+
+        Otherwise a publisher with a clock that is ahead would have each message recalled for the next one. A message of
+        the batch gives its due time to the next one even then.
+        """
+        modes = (KEEP, KEEP_TIME) if self.request is None else (KEEP,)
+        return request.condition in modes and self.keeps and self._is_over(request)
 
     def gives_time_to(self, request: Request) -> bool:
         """Return whether the message of `request` takes over its due time. A waiting message gives it when overdue too.

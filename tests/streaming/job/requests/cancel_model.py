@@ -161,16 +161,17 @@ class Model:
                     if holder.due_ms >= since_ms or (holder.id in own and holder.id in self.plans):
                         dropped[record.id] = holder.id
                         continue
-                    if holder.id in own:
+                    # It is due by the time of the record, and comes out.
+                    holder = None
+                elif record.takes_time and holder is not None and holder.keeps:
+                    is_staged = holder.id not in own and holder.due_ms < previous_ms
+                    if is_staged and holder.due_ms < record.published_ms:
                         holder = None
                 asked[record.id] = None if holder is None else holder.id
                 if record.due_ms is not None:
                     keeps = (record.keeps or record.takes_time) and record.id not in by_id
                     due_ms = record.due_ms
-                    # Once it is staged, it keeps its due time until then, as it would keep its name.
-                    waits = holder is not None and (holder.id in own or holder.due_ms >= previous_ms)
-                    gives = holder is not None and holder.keeps and (waits or holder.due_ms >= record.published_ms)
-                    if record.takes_time and keeps and holder is not None and gives:
+                    if record.takes_time and keeps and holder is not None and holder.keeps:
                         due_ms = taken_ms[record.id] = _apart(holder.due_ms, record, clock_ms)
                     names[record.name] = Holder(record.id, due_ms, keeps)
                 elif holder is not None:

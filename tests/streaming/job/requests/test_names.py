@@ -99,7 +99,10 @@ def test_no_message_is_dropped_for_one_that_was_out_when_it_was_published(
 ) -> None:
     known = {hash_of("a"): Holder(place(5), due_ms, due_ms, keeps=True)}
     requests = requests_for((50, "a", FAR_MS), mode=KEEP, published_ms=published_ms)
-    assert bool(dropped_for(in_turn(requests, known, PREVIOUS_MS, CLOCK_MS))) == is_dropped
+    found = in_turn(requests, known, PREVIOUS_MS, CLOCK_MS)
+    assert bool(dropped_for(found)) == is_dropped
+    # The other one comes out too: no request is for it.
+    assert asked_in(found) == ({} if is_dropped else {50: -1})
 
 
 @pytest.mark.parametrize(("published_ms", "is_dropped"), [(PREVIOUS_MS, True), (PREVIOUS_MS + 1, False)])
@@ -168,6 +171,7 @@ def test_no_message_takes_over_the_due_time_of_one_that_was_out_when_it_was_publ
         requests_for((50, "a", FAR_MS), mode=KEEP_TIME, published_ms=published_ms), known, PREVIOUS_MS, CLOCK_MS
     )
     assert retimed_in(found) == ({50: (due_ms, FAR_MS)} if takes else {})
+    assert asked_in(found) == {50: 5 if takes else -1}
     # In the same batch, both wait.
     several = [
         requests_for((49, "a", due_ms), mode=KEEP_TIME),
