@@ -269,10 +269,7 @@ class ShardWriter:
         self._forget_up_to(position)
 
     def _open_ring(self, retry: BrokerRetry) -> Ring:
-        """Open a ring with a position that is not behind the last known commit of this process.
-
-        Raises ReadyLogLost if the position topic has lost that commit, and does not find it within an outage's limit.
-        """
+        """Open a ring that is not behind the last known commit. Raises ReadyLogLost if that commit is lost."""
         while True:
             self._beat.step()
             try:
@@ -283,10 +280,8 @@ class ShardWriter:
             if self.position is None or (ring.position and ring.position.counts >= self.position.counts):
                 return ring
             ring.close()
-            lost = (
-                f"{self._settings.position_topic}/{self._shard} has lost the committed position {self.position}: its "
-                f"last position is {ring.position}"
-            )
+            place = f"{self._settings.position_topic}/{self._shard}"
+            lost = f"{place} has lost the committed position {self.position}: its last position is {ring.position}"
             try:
                 retry.wait(BrokerUnreachable(lost))
             except BrokerUnreachable as problem:
