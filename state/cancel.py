@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state.kinds import Mask, is_message
-from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_from_texts, ids_in
+from state.message_ids import ID, ID_SCHEMA, Ids, contains_mask, ids_from_texts, ids_in
 
 # On a record of an input topic: the id of the message to cancel, `topic/partition/offset`.
 CANCEL_HEADER = "delayline-cancel"
@@ -91,7 +91,7 @@ _TERMS = ("condition", "deliver_at_ms", "name", "published_ms", "wants_answer", 
 
 def without_cancelled(messages: pa.Table, cancelled: Ids) -> pa.Table:
     """Return `messages` without the messages that have one of the ids `cancelled`."""
-    return without_named(messages, among(messages, cancelled))
+    return without_named(messages, contains_mask(messages, cancelled))
 
 
 def without_named(messages: pa.Table, named: Mask) -> pa.Table:
@@ -137,7 +137,7 @@ def in_vain(requests: pa.Table, repeating: Ids) -> Mask:
 
     Such a message keeps its time and its name.
     """
-    return np.asarray(requests.column("delivers")) & among(requests, repeating)
+    return np.asarray(requests.column("delivers")) & contains_mask(requests, repeating)
 
 
 def replacement_ids(requests: pa.Table) -> Ids:

@@ -54,12 +54,12 @@ def ids_of(several: Iterable[tuple[str, int, int]]) -> Ids:
     return {source: np.array(sorted(own), dtype=np.int64) for source, own in offsets.items()}
 
 
-def each_of(ids: Ids) -> set[tuple[str, int, int]]:
+def to_set(ids: Ids) -> set[tuple[str, int, int]]:
     """Return `ids` one by one."""
     return {(*source, offset) for source, offsets in ids.items() for offset in offsets.tolist()}
 
 
-def united(several: Iterable[Ids]) -> Ids:
+def union(several: Iterable[Ids]) -> Ids:
     """Return the ids that any of `several` has."""
     pieces: dict[tuple[str, int], list[npt.NDArray[np.int64]]] = {}
     for ids in several:
@@ -86,7 +86,7 @@ def count_of(ids: Ids) -> int:
     return sum(map(len, ids.values()))
 
 
-def among(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
+def contains_mask(messages: pa.Table, ids: Ids) -> npt.NDArray[np.bool_]:
     """Return which rows of a table, which has the columns `ID`, have one of `ids`."""
     found = np.zeros(messages.num_rows, dtype=bool)
     for _, rows, _ in rows_among(messages, ids):

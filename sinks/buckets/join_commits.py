@@ -26,7 +26,7 @@ def join_ids(store: BucketTable, kind: IdRows, buckets: Iterable[int], forget: F
     """
     numbers = sorted(buckets)
     partitions = [kind.partition(number) for number in numbers]
-    joined = joined_ids(kind, numbers[-1], lambda ids: ~forget.among(ids))
+    joined = joined_ids(kind, numbers[-1], lambda ids: ~forget.contains_mask(ids))
     rows = _rows_of(store, partitions)
     ordered = rows.coalesce(1).sortWithinPartitions(*ORDER)
     store.overwrite(partitions, ordered.mapInArrow(joined, from_arrow_schema(STORED_SCHEMA)))

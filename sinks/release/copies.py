@@ -13,7 +13,7 @@ from sinks.internal_topics.position import Place
 from sinks.release.encoded_chunks import Chunk
 from state.kinds import DUE_NOW, is_message, with_kind
 from state.message import with_due_times
-from state.message_ids import NO_IDS, Ids, among
+from state.message_ids import NO_IDS, Ids, contains_mask
 from state.order import OrderKey, count_before
 
 
@@ -48,7 +48,7 @@ class Copies:
 
 def wanted_of(messages: pa.Table, wanted: Ids) -> pa.Table:
     """Return the rows of `messages` that are messages and have one of the `wanted` ids."""
-    return messages.filter(pa.array(among(messages, wanted) & is_message(messages)))
+    return messages.filter(pa.array(contains_mask(messages, wanted) & is_message(messages)))
 
 
 def due_by(messages: pa.Table, now_ms: int) -> pa.Table:

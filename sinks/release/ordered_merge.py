@@ -24,7 +24,7 @@ from sinks.release.waiting_ids import ChunkIds, WaitingIds
 from state.cancel import without_cancelled
 from state.kinds import REQUEST, is_message, kinds_of
 from state.message import empty_messages
-from state.message_ids import Ids, ids_in, united
+from state.message_ids import Ids, ids_in, union
 from state.order import OrderKey, count_before, in_order, just_after, key_of
 
 # How much due time is put in order at a time. Each time costs a little for every open chunk: with many of these, as
@@ -169,7 +169,7 @@ class OrderedMerge:
         if not self.current.num_rows:
             self._current_from = {}
         self.opened.remove(wanted, opened)
-        return united(found)
+        return union(found)
 
     def decoded(self, wanted: Ids) -> list[pa.Table]:
         """Return the decoded messages that have one of the `wanted` ids."""

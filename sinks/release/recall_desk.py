@@ -24,7 +24,7 @@ from state.answers import OLD_MS, Output, Undecided, answered, answers_to
 from state.cancel import asked_by
 from state.kinds import Mask
 from state.message import empty_messages
-from state.message_ids import Ids, among, count_of, ids_in, united, without
+from state.message_ids import Ids, contains_mask, count_of, ids_in, union, without
 from state.reasons import Reason, reasons_for
 
 # Takes a table with the columns `ID`, and the present time (epoch ms). Returns where each message went, or None if the
@@ -111,7 +111,7 @@ class RecallDesk:
         """
         asked, terms = asked_by(requests), terms_of(requests)
         # 1. Take out the messages that are found.
-        gone = among(asked, self._removals.ids_of(Fate.CANCELLED)) | among(asked, self._removals.ids_of(Fate.MADE_DUE))
+        gone = contains_mask(asked, union(map(self._removals.ids_of, (Fate.CANCELLED, Fate.MADE_DUE))))
         found, made_due = self._remove(ids_in(asked.filter(pa.array(~gone)))), ids_in(wanted)
         cancelled = without(found, made_due)
         removals = [
@@ -124,7 +124,8 @@ class RecallDesk:
         self._recalled += [each for each in removals if each.fate is Fate.CANCELLED]
         # 2. Find out what became of each message.
         is_cancelled, is_made_due, is_uncertain = (
-            among(asked, self._removals.ids_of(fate)) for fate in (Fate.CANCELLED, Fate.MADE_DUE, Fate.UNCERTAIN)
+            contains_mask(asked, self._removals.ids_of(fate))
+            for fate in (Fate.CANCELLED, Fate.MADE_DUE, Fate.UNCERTAIN)
         )
         is_open = ~is_cancelled & ~is_made_due
         unknown = np.flatnonzero(is_open)
@@ -152,7 +153,7 @@ class RecallDesk:
     def _remove(self, wanted: Ids) -> Ids:
         """Take the messages `wanted` out, and return the ids of those that wait here, decoded or not."""
         waiting = (part for chunk in self._merge.chunks.waiting for part in chunk.ids or ())
-        return united([self._merge.waiting_ids.common(waiting, wanted), self._merge.remove(wanted)])
+        return union([self._merge.waiting_ids.common(waiting, wanted), self._merge.remove(wanted)])
 
     def _knows_ids(self, others_first: bool) -> bool:
         """Make known which ids the waiting chunks have, some at a time; return whether all are known.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from sinks.internal_topics.position import Log, Place
-from state.message_ids import NO_IDS, Ids, united
+from state.message_ids import NO_IDS, Ids, union
 from state.order import OrderKey
 
 # Far more than the time from the commit of a release process until the job has read which messages were recalled.
@@ -75,8 +75,8 @@ class Removals:
     def add(self, removal: Removal) -> None:
         """Remember `removal`."""
         self._removals.append(removal)
-        self._ids = united([self._ids, removal.ids])
-        self._of_fate[removal.fate] = united([self.ids_of(removal.fate), removal.ids])
+        self._ids = union([self._ids, removal.ids])
+        self._of_fate[removal.fate] = union([self.ids_of(removal.fate), removal.ids])
 
     def ids_of(self, fate: Fate) -> Ids:
         """Return the ids of messages that had this `fate`."""
@@ -85,7 +85,7 @@ class Removals:
     def ids_at(self, place: Place) -> Ids:
         """Return the messages that later requests have taken out of the chunk at `place`, or may have taken out."""
         first = bisect_right(self._removals, place.offset, key=lambda each: each.end(place.log))
-        return united(each.ids for each in self._removals[first:]) if first else self._ids
+        return union(each.ids for each in self._removals[first:]) if first else self._ids
 
     def go_on(self, now_ms: int, below: OrderKey | None) -> None:
         """Advance the clock to `now_ms` (epoch ms), and forget the removals that are no longer of use.
@@ -100,8 +100,8 @@ class Removals:
         kept = [each for each in self._removals if _is_needed(each, below) or each.forget_ms > self._planning_ms]
         if len(kept) < len(self._removals):
             self._removals = kept
-            self._of_fate = {fate: united(each.ids for each in kept if each.fate is fate) for fate in Fate}
-            self._ids = united(self._of_fate.values())
+            self._of_fate = {fate: union(each.ids for each in kept if each.fate is fate) for fate in Fate}
+            self._ids = union(self._of_fate.values())
 
     def needed(self, below: OrderKey | None) -> list[Place]:
         """Return where the requests are that are needed after a crash, if everything `below` is released."""

@@ -27,7 +27,7 @@ class ChunkIds:
     firsts: _Numbers
     numbers: _Numbers
 
-    def among(self, sources: _Numbers, offsets: _Numbers) -> npt.NDArray[np.bool_]:
+    def contains_mask(self, sources: _Numbers, offsets: _Numbers) -> npt.NDArray[np.bool_]:
         """Return which of the ids with these numbers of `sources`, and `offsets`, the chunk has."""
         if not len(self.sources):
             return np.zeros(len(offsets), dtype=bool)
@@ -93,7 +93,7 @@ class WaitingIds:
         sources = np.repeat([self._numbers[source] for source in known], counts)
         found = np.zeros(len(offsets), dtype=bool)
         for at in self.may_have(chunks, known):
-            found |= chunks[at].among(sources, offsets)
+            found |= chunks[at].contains_mask(sources, offsets)
         own = np.split(found, np.cumsum(counts)[:-1])
         return {source: known[source][rows] for source, rows in zip(known, own, strict=True) if rows.any()}
 

@@ -46,7 +46,7 @@ class CancelledIds:
     ids: Ids
     until_bucket: Mapping[tuple[str, int], npt.NDArray[np.int64]]
 
-    def among(self, messages: pa.Table, bucket: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def contains_mask(self, messages: pa.Table, bucket: int | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID`, are cancelled.
 
         `bucket` is the number of the bucket of all rows, or has the number of each row's bucket.
@@ -75,7 +75,7 @@ class Forgettable:
     bucket: int
     old_below: Mapping[tuple[str, int], int]
 
-    def among(self, ids: pa.Table) -> npt.NDArray[np.bool_]:
+    def contains_mask(self, ids: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which of `ids` (`state.buckets.id_rows.ID_ROW_SCHEMA`) can be forgotten."""
         dues, buckets = (ids.column(name).to_numpy() for name in ("max_deliver_at_ms", "bucket"))
         return np.asarray((dues < self.due_before_ms) & (buckets < self.bucket) & is_below(ids, self.old_below))

@@ -52,7 +52,7 @@ class CancelledFilter:
         ids, count = _PassingIds(start_ms, end_ms, self.until_bucket, self.least_ids), 0
         for messages in merge(_keyed_chunks(batches, start_ms, end_ms, ids), self.piece_bytes):
             own = messages.drop_columns(["bucket"])
-            left = without_named(own, ids.among(messages))
+            left = without_named(own, ids.contains_mask(messages))
             count += own.num_rows - left.num_rows
             if left.num_rows:
                 yield left
@@ -130,11 +130,11 @@ class _PassingIds:
         self._count = sum(len(ids.offsets) for ids in self._sources.values())
         self._most = max(self._least, 2 * self._count)
 
-    def among(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
+    def contains_mask(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which rows of a table, which has the columns `ID` and bucket, are cancelled."""
         self._take_in()
         offsets, buckets = ({source: ids[column] for source, ids in self._sources.items()} for column in (0, 1))
-        return CancelledIds(offsets, buckets).among(messages, messages.column("bucket").to_numpy())
+        return CancelledIds(offsets, buckets).contains_mask(messages, messages.column("bucket").to_numpy())
 
     def _take_in(self) -> None:
         if not self._new:

@@ -21,7 +21,7 @@ from state.buckets.table_rows import ArrowFunction
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import DUE_NOW, KIND, is_message, kinds_of, repeats
 from state.message import decode_chunk, with_due_times
-from state.message_ids import ID, ID_SCHEMA, Ids, among, ids_in, placing, table_of
+from state.message_ids import ID, ID_SCHEMA, Ids, contains_mask, ids_in, placing, table_of
 from state.order import in_order
 from state.shards import by_shard
 
@@ -86,7 +86,7 @@ def moving(
     find, buckets = placing(moves), places.column("bucket")
     in_bucket = {each: ids_in(places.filter(pc.equal(buckets, each))) for each in buckets.unique().to_pylist()}
     # By bucket: the moves of messages that it has.
-    is_there = {each: among(moves, ids) for each, ids in in_bucket.items()}
+    is_there = {each: contains_mask(moves, ids) for each, ids in in_bucket.items()}
     nowhere = np.zeros(moves.num_rows, dtype=bool)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

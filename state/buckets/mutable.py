@@ -14,7 +14,7 @@ from conf.errors import InvariantViolated
 from state.checkpoint.batch_settings import BatchSettings
 from state.kinds import is_message, repeats
 from state.message import empty_messages
-from state.message_ids import NO_IDS, Ids, among
+from state.message_ids import NO_IDS, Ids, contains_mask
 from state.order import in_order
 
 
@@ -84,7 +84,7 @@ class TakenOut:
 
     def found_among(self, ids: Ids) -> list[pa.Table]:
         """Return the messages found that have one of `ids`, as a list of one table, or of none."""
-        own = self.found.filter(pa.array(among(self.found, ids)))
+        own = self.found.filter(pa.array(contains_mask(self.found, ids)))
         return [own] if own.num_rows else []
 
 
@@ -92,7 +92,7 @@ def take_out(tables: list[pa.Table], ids: Ids) -> TakenOut:
     """Take the messages that have one of `ids` out of `tables`."""
     left, found = [], [empty_messages()]
     for table in tables:
-        named = among(table, ids)
+        named = contains_mask(table, ids)
         if named.any():
             named &= is_message(table)
             found.append(table.filter(pa.array(named)))
@@ -103,7 +103,7 @@ def take_out(tables: list[pa.Table], ids: Ids) -> TakenOut:
 
 def _divided(tables: list[pa.Table], ids: Ids) -> tuple[list[pa.Table], list[pa.Table]]:
     """Return the messages that have none of `ids` and do not repeat, and the others."""
-    named = [among(table, ids) | repeats(table) for table in tables]
+    named = [contains_mask(table, ids) | repeats(table) for table in tables]
     rows = list(zip(tables, named, strict=True))
     apart = [table.filter(pa.array(own)) for table, own in rows if own.any()]
     return [table.filter(pa.array(~own)) for table, own in rows], apart

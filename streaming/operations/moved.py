@@ -22,7 +22,7 @@ from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, add_ids, bitmaps_of, in_bitmaps
 from state.kinds import DUE_NOW, is_message, with_kind
 from state.message import decode_chunk, with_due_times
-from state.message_ids import ID, among, ids_in, places_in
+from state.message_ids import ID, contains_mask, ids_in, places_in
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Moved:
 
     def left_of(self, messages: pa.Table) -> pa.Table:
         """Return `messages`, accepted again, without moved messages that are staged; the others at their time."""
-        named = among(messages, ids_in(self.perhaps_left))
+        named = contains_mask(messages, ids_in(self.perhaps_left))
         if not named.any():
             return messages
         named &= is_message(messages)
@@ -67,7 +67,7 @@ class Moved:
                     messages = decode_chunk(chunk.as_py())
                     # In a later bucket, the id belongs to another message: the input topic was created again.
                     moved = self.perhaps_left.filter(pc.field("bucket") >= bucket)
-                    waits = among(messages, ids_in(moved)) & is_message(messages)
+                    waits = contains_mask(messages, ids_in(moved)) & is_message(messages)
                     waits &= ~self.handed_over.of_bucket(messages, bucket)
                     if waits.any():
                         yield from left_rows(self._left(messages.filter(pa.array(waits)), moved), shards)

@@ -22,7 +22,7 @@ from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import is_message, is_request, repeats, requests_in
 from state.message import with_due_times
-from state.message_ids import among, ids_in, ids_of, places_in
+from state.message_ids import contains_mask, ids_in, ids_of, places_in
 from state.name_holders import HOLDER_SCHEMA
 from state.names import KEEP, KEEP_TIME
 from state.reasons import Reason, reasons_for
@@ -89,7 +89,8 @@ class Rest:
                 )
                 buckets = pa.repeat(pa.scalar(bucket), own.num_rows)
                 keeps = pc.is_in(own.column("condition"), pa.array([KEEP, KEEP_TIME]))
-                columns = [own.column("name"), *ids.columns, due, due, keeps, buckets, pa.array(among(ids, left))]
+                waits = pa.array(contains_mask(ids, left))
+                columns = [own.column("name"), *ids.columns, due, due, keeps, buckets, waits]
                 yield from pa.table(columns, names=HOLDER_SCHEMA.names).cast(HOLDER_SCHEMA).to_batches()
 
         return run
@@ -97,7 +98,8 @@ class Rest:
     def _accepted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, pa.Table, set[MessageId]]]:
         """Yield messages that are left, with the requests among them, and which replacements are refused."""
         for accepted, rest in self._read(batches):
-            requests = accepted.requests.filter(pa.array(among(own_ids(accepted.requests), ids_in(requests_in(rest)))))
+            is_left = contains_mask(own_ids(accepted.requests), ids_in(requests_in(rest)))
+            requests = accepted.requests.filter(pa.array(is_left))
             refused = _refused(requests, self.cancelled)
             yield without_cancelled(rest, ids_of(refused)), requests, refused
 
@@ -192,7 +194,7 @@ def _answers(
     were_cancelled = np.logical_or.reduce([in_bitmaps(requests, each) for each in cancelled]) & ~is_named
     were_moved = in_bitmaps(requests, moved) & ~were_cancelled & ~is_named
     is_replacement, delivers = has_message & ~is_named, np.asarray(requests.column("delivers"))
-    is_refused = is_replacement & among(own_ids(requests), ids_of(refused))
+    is_refused = is_replacement & contains_mask(own_ids(requests), ids_of(refused))
     reasons = np.full(requests.num_rows, Reason.CHECKPOINT_LOST, dtype=object)
     reasons[were_cancelled] = Reason.WITHDRAWN
     reasons[were_moved] = Reason.MADE_DUE

@@ -73,7 +73,7 @@ class Superseded:
         """The end of their due times, exclusive, epoch ms."""
         return max(self.messages.column("deliver_at_ms").to_pylist(), default=0)
 
-    def among(self, messages: pa.Table) -> Mask:
+    def contains_mask(self, messages: pa.Table) -> Mask:
         """Return which of `messages` they are."""
         places = places_in(self.messages, messages)
         end_ms = self.messages.column("deliver_at_ms").take(pa.array(places, mask=places < 0))

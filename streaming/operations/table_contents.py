@@ -67,7 +67,7 @@ def overdue_in_table(
                 waiting = ~moved.handed_over.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 if superseded:
-                    waiting &= ~superseded.among(messages)
+                    waiting &= ~superseded.contains_mask(messages)
                 left = messages.filter(pa.array(waiting))
                 left = without_named(left, in_bitmaps(left, cancelled) | moved.are_gone(left, bucket))
                 yield from left_rows(left, origin.shards)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from state.buckets.table_rows import ArrowFunction
 from state.kinds import OCCURRENCE, is_request, kinds_of, repeats
 from state.message import HEADERS, decode_chunk
-from state.message_ids import Ids, among, id_texts
+from state.message_ids import Ids, contains_mask, id_texts
 
 WAITING_SCHEMA = pa.schema(
     [
@@ -67,7 +67,7 @@ class Selection:
         # A request is not a message, with or without its answer.
         chosen = (dues_ms >= self.from_ms) & (dues_ms < self.until_ms) & ~is_request(messages)
         if self.ids is not None:
-            chosen &= among(messages, self.ids)
+            chosen &= contains_mask(messages, self.ids)
         for name, wanted in (("key", self.key), ("output_topic", self.topic)):
             if wanted is not None:
                 chosen &= pc.equal(messages.column(name), wanted).fill_null(False).to_numpy()

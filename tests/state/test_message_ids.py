@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from state.message_ids import (
     ID_SCHEMA,
     NO_IDS,
-    among,
     by_source,
+    contains_mask,
     count_of,
-    each_of,
     id_texts,
     ids_in,
     ids_of,
     parse_id,
     places_in,
     table_of,
-    united,
+    to_set,
+    union,
 )
 from tests.messages import messages
 
@@ -34,7 +34,7 @@ TABLE = messages(
 
 
 def test_ids_name_rows_by_topic_partition_and_offset() -> None:
-    named = among(TABLE, ids_of([("a", 0, 5), ("a", 0, 2**62), ("b", 1, 5), ("c", 0, 5)]))
+    named = contains_mask(TABLE, ids_of([("a", 0, 5), ("a", 0, 2**62), ("b", 1, 5), ("c", 0, 5)]))
     assert named.tolist() == [True, False, False, True, False]
 
 
@@ -48,12 +48,12 @@ def test_messages_are_found_in_a_table_by_their_ids() -> None:
 
 
 def test_nothing_is_among_no_ids_and_no_rows_have_ids() -> None:
-    assert not among(TABLE, NO_IDS).any()
-    assert among(TABLE.slice(0, 0), ids_of([("a", 0, 5)])).tolist() == []
+    assert not contains_mask(TABLE, NO_IDS).any()
+    assert contains_mask(TABLE.slice(0, 0), ids_of([("a", 0, 5)])).tolist() == []
 
 
 def test_ids_of_a_table_and_of_sets_are_ascending_and_distinct() -> None:
-    twice = united([ids_in(TABLE), ids_of([("a", 0, 6), ("a", 0, 5)])])
+    twice = union([ids_in(TABLE), ids_of([("a", 0, 6), ("a", 0, 5)])])
     assert twice["a", 0].tolist() == [5, 6, 7, 2**62]
     assert count_of(twice) == 6
     assert table_of(twice).num_rows == 6
@@ -87,8 +87,8 @@ def test_rows_are_found_by_their_source_however_they_lie(
     assert {source: own.tolist() for source, own in by_source(both)} == expected
     for batch in both.combine_chunks().to_batches():
         assert {source: own.tolist() for source, own in by_source(batch)} == expected
-    assert each_of(ids_in(both)) == set(every)
-    assert among(both, ids_of(more)).tolist() == [each in more for each in every]
+    assert to_set(ids_in(both)) == set(every)
+    assert contains_mask(both, ids_of(more)).tolist() == [each in more for each in every]
     distinct = list(dict.fromkeys(more))
     assert places_in(table(distinct), both).tolist() == [
         distinct.index(each) if each in distinct else -1 for each in every
@@ -102,9 +102,9 @@ def test_ids_of_many_sources_are_one_table_and_are_found_in_it() -> None:
     assert [column.num_chunks for column in known.columns] == [1, 1, 1]
     # A scan of the table for each source would take minutes, and exceed the time limit of a test.
     assert known.take(pa.array(places_in(known, asked))) == asked
-    assert among(asked, ids).all()
-    assert not among(asked, ids_of([("no-topic-1", 0, 2)])).any()
-    whole = united([ids, ids_in(asked.slice(10)), NO_IDS])
+    assert contains_mask(asked, ids).all()
+    assert not contains_mask(asked, ids_of([("no-topic-1", 0, 2)])).any()
+    whole = union([ids, ids_in(asked.slice(10)), NO_IDS])
     assert table_of(whole) == known
 
 

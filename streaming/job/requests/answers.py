@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from state.answers import OLD_MS, Undecided, answers_to, no_answers, undecided_requests
 from state.cancel import ALWAYS, MessageId, comes_with_message, own_ids
 from state.kinds import Mask
-from state.message_ids import ID, Ids, among
+from state.message_ids import ID, Ids, contains_mask
 from state.reasons import Reason, reasons_for
 
 
@@ -42,13 +42,13 @@ def answers_by(
     # has the same number of answers.
     is_quiet = has_message & np.asarray(pc.is_valid(requests.column("name")))
     is_quiet &= ~np.asarray(requests.column("wants_answer").fill_null(False))
-    is_unwanted = is_quiet & ((outcome == Reason.NAME_KEPT) | ~among(requests, not_waiting))
+    is_unwanted = is_quiet & ((outcome == Reason.NAME_KEPT) | ~contains_mask(requests, not_waiting))
     is_replacement = has_message & ~is_quiet
     # A replacement that is accepted in any case may still take the place of a staged message.
     may_go_on = ~is_replacement | np.asarray(pc.equal(requests.column("condition"), ALWAYS).fill_null(False))
     is_old = outcome == Reason.RECORD_DELETED
     goes_on = (is_old | (outcome == Reason.HANDED_OVER)) & may_go_on & ~is_unwanted
-    is_accepted = among(own_ids(requests), accepted) | (outcome == Reason.NO_SUCH_NAME)
+    is_accepted = contains_mask(own_ids(requests), accepted) | (outcome == Reason.NO_SUCH_NAME)
     decided = ~goes_on & ~is_unwanted
     terms = zip(*(each[goes_on].tolist() for each in (is_old, is_replacement, delivers)), strict=True)
     several = [

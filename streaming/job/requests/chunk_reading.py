@@ -14,7 +14,7 @@ from state.cancel import MessageId
 from state.index.locate import LOCATED_SCHEMA
 from state.kinds import MESSAGE, REPEATING, kinds_of, repeats
 from state.message import decode_chunk
-from state.message_ids import ID, ID_SCHEMA, Ids, among, table_from
+from state.message_ids import ID, ID_SCHEMA, Ids, contains_mask, table_from
 from state.repeats.schedule import Schedule
 from state.repeats.waiting import Predecessor, waiting_in
 
@@ -63,7 +63,7 @@ def _finding(ids: Ids) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Recor
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
                 found = messages.filter(
-                    pa.array(among(messages, ids) & np.isin(kinds_of(messages), (MESSAGE, REPEATING)))
+                    pa.array(contains_mask(messages, ids) & np.isin(kinds_of(messages), (MESSAGE, REPEATING)))
                 )
                 columns = [*(found.column(name) for name in ID), pa.array([bucket] * found.num_rows, pa.int64())]
                 columns += [found.column("deliver_at_ms"), *_occurrences_in(found).columns]

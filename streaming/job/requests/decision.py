@@ -57,7 +57,7 @@ from state.cancel import (
     own_ids,
     requests_of,
 )
-from state.message_ids import Ids, among, each_of, ids_in, ids_of, united, without
+from state.message_ids import Ids, contains_mask, ids_in, ids_of, to_set, union, without
 from state.names import NAMED_SCHEMA
 from state.reasons import Reason
 from state.repeats.waiting import Predecessor
@@ -166,31 +166,31 @@ def decide(requests: pa.Table, facts: Facts, undecided: Undecided) -> Decision:
     replacements = own.filter(pa.array(comes_with_message(own)))
     every = requests_of(own) if replacements.num_rows or pc.any(own.column("delivers")).as_py() else []
     found, dropped_ids = ids_in(outcomes.taken), ids_in(own_ids(dropped))
-    first = first_requests(every, each_of(found)) if every else {}
-    are_dropped = each_of(dropped_ids)
+    first = first_requests(every, to_set(found)) if every else {}
+    are_dropped = to_set(dropped_ids)
     at_once = {asked for asked, request in first.items() if request.delivers} - are_dropped
     causes = {asked: request for asked, request in first.items() if asked not in at_once}
     accepted = accepted_replacements(every, causes, facts.replaced_before, are_dropped)
     accepted_ids = ids_of(accepted)
     refused = without(ids_in(own_ids(replacements)), accepted_ids)
     delivered = without(ids_of(at_once), refused)
-    outcomes.take(_as_cancelled(pa.concat_tables([replacements, dropped]), united([found, accepted_ids])))
+    outcomes.take(_as_cancelled(pa.concat_tables([replacements, dropped]), union([found, accepted_ids])))
     outcomes.set(delivered, Reason.MADE_DUE)
     outcomes.close(facts.known_from, repeating)
     outcome = np.append(outcomes.of(requests), [Reason.NAME_KEPT] * dropped.num_rows)
     answers = answers_by(
         pa.concat_tables([requests, dropped]), outcome, not_waiting, accepted_ids, facts.numbers, undecided
     )
-    left_out = united([refused, dropped_ids, ids_in(facts.due_now), ids_in(facts.named.superseded)])
+    left_out = union([refused, dropped_ids, ids_in(facts.due_now), ids_in(facts.named.superseded)])
     moves = pa.concat_tables([moves_at_once(delivered, facts.due_at_once_ms), moves_to(facts.named.retimed)])
-    replaced: dict[MessageId, Successor] = dict.fromkeys(each_of(delivered), facts.due_at_once_ms)
+    replaced: dict[MessageId, Successor] = dict.fromkeys(to_set(delivered), facts.due_at_once_ms)
     # A message with a name is accepted in any case, whatever happened to the message before it.
     replaced |= {
         asked: request.id for asked, request in causes.items() if request.id in accepted and request.name is None
     }
     return Decision(
         answers, outcomes.taken, without(left_out, delivered), facts.named.names, replaced, moves,
-        facts.named.retimed, facts.waits.among(delivered), dropped.num_rows > 0,
+        facts.named.retimed, facts.waits.only(delivered), dropped.num_rows > 0,
         _predecessors(own, facts.waits.repeating),
     )  # fmt: skip
 
@@ -238,7 +238,7 @@ def _as_cancelled(requests: pa.Table, but: Ids) -> pa.Table:
     """Return the messages that `requests` came with (`CANCELLED_SCHEMA`), without `but`."""
     own, due = own_ids(requests), requests.column("deliver_at_ms")
     messages = pa.table([*own.columns, due, due], schema=CANCELLED_SCHEMA)
-    return messages.filter(pa.array(~among(messages, but)))
+    return messages.filter(pa.array(~contains_mask(messages, but)))
 
 
 def _predecessors(requests: pa.Table, repeating: Mapping[MessageId, Predecessor]) -> dict[MessageId, Predecessor]:

@@ -247,4 +247,4 @@ class RequestDesk:
         if not ids:
             return NO_IDS
         self._recalled.read(span.handed_over_below_ms)
-        return self._recalled.among(ids)
+        return self._recalled.only(ids)

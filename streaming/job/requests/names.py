@@ -36,7 +36,7 @@ from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.retimed import RETIMED_SCHEMA
 from state.cancel import ALWAYS, NOTHING, REQUEST_SCHEMA, MessageId, Request, requests_of
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import NO_IDS, Ids, each_of, has_id, ids_in, ids_of, table_from
+from state.message_ids import NO_IDS, Ids, has_id, ids_in, ids_of, table_from, to_set
 from state.names import KEEP, KEEP_TIME, NAMED_SCHEMA
 from state.order import request_due_ms
 
@@ -157,9 +157,9 @@ def look_up(
     may_be_left = not span.batch_id
     rows = stored.named_among(requests.column("name").to_pylist(), 0 if may_be_left else free_ms)
     known = _holders(rows)
-    delivered = each_of(stored.moved_among(ids_of(holder.id for holder in known.values())))
+    delivered = to_set(stored.moved_among(ids_of(holder.id for holder in known.values())))
     early = ids_of(holder.id for holder in known.values() if may_be_left and holder.deliver_at_ms < free_ms)
-    overdue = each_of(ids_in(waiting(early))) if early else ()
+    overdue = to_set(ids_in(waiting(early))) if early else ()
     found = in_turn(requests, known, previous_ms, free_ms, overdue, by_id, delivered, clock_ms)
     # Also the names that no request uses, if there is a request for their messages by id.
     others = _holders(stored.keeping_among(by_id)).items()

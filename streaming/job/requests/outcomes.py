@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.checkpoint.origin import Offsets, by_partition
-from state.message_ids import NO_IDS, Ids, among, ids_in, is_below, places_in, table_of
+from state.message_ids import NO_IDS, Ids, contains_mask, ids_in, is_below, places_in, table_of
 from state.reasons import Reason
 
 
@@ -40,7 +40,7 @@ class Outcomes:
 
     def open_ids(self, but: Ids = NO_IDS) -> Ids:
         """Return the ids with an open outcome, without `but`."""
-        return ids_in(self._asked.filter(pa.array(self._is_open & ~among(self._asked, but))))
+        return ids_in(self._asked.filter(pa.array(self._is_open & ~contains_mask(self._asked, but))))
 
     def take(self, messages: pa.Table) -> None:
         """Cancel `messages` (`CANCELLED_SCHEMA`), requested or not: this batch takes them from their places."""
@@ -49,7 +49,7 @@ class Outcomes:
 
     def set(self, ids: Ids, outcome: Reason) -> None:
         """Set the outcome of `ids`, whichever batch, request or process has caused it."""
-        self._outcomes[among(self._asked, ids)] = outcome
+        self._outcomes[contains_mask(self._asked, ids)] = outcome
 
     def close(self, known_from: Mapping[tuple[str, int], int], repeating: Ids) -> None:
         """Set the outcomes that are open: a message waits, is too old to be known, or is staged.
@@ -59,7 +59,7 @@ class Outcomes:
         """
         is_old = is_below(self._asked, known_from)
         rest = np.where(is_old, Reason.RECORD_DELETED, Reason.HANDED_OVER)  # type: ignore[call-overload]
-        rest[among(self._asked, repeating)] = Reason.REPEATS
+        rest[contains_mask(self._asked, repeating)] = Reason.REPEATS
         is_open = self._is_open
         self._outcomes[is_open] = rest[is_open]
 

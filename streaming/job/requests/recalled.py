@@ -100,7 +100,7 @@ class RecalledMessages:
             except (KafkaException, BrokerUnreachable) as problem:
                 retry.wait(self._cause_of(problem))
 
-    def among(self, ids: Ids) -> Ids:
+    def only(self, ids: Ids) -> Ids:
         """Return the messages among `ids` that were recalled, by the records read so far."""
         found = self._runs.find(ids).items()
         return {source: rows.offsets[rows.counts] for source, rows in found if rows.counts.any()}

@@ -24,7 +24,7 @@ from state.cancel import MessageId, in_vain, own_ids, undecided_ids
 from state.checkpoint.progress import BatchSpan
 from state.kinds import repeats
 from state.message import decode_chunk
-from state.message_ids import ID, NO_IDS, Ids, among, each_of, ids_in, ids_of, united, without
+from state.message_ids import ID, NO_IDS, Ids, contains_mask, ids_in, ids_of, to_set, union, without
 from state.reasons import Reason
 from state.repeats.waiting import Predecessor
 from streaming.job.requests.chunk_reading import found_in, repeating_in, still_there
@@ -64,12 +64,12 @@ def read_requests(rows: Iterable[Row]) -> BatchRequests:
         return BatchRequests(requests, CANCELLED_SCHEMA.empty_table(), CANCELLED_SCHEMA.empty_table(), comes_again)
     # Two messages have the same id if an input topic was created again.
     by_id = pa.concat_tables(found).group_by(list(ID)).aggregate([("deliver_at_ms", "max")])
-    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(among(by_id, undecided_ids(requests)))
+    dues, is_undecided = by_id.column("deliver_at_ms_max"), pa.array(contains_mask(by_id, undecided_ids(requests)))
     froms = pc.if_else(is_undecided, dues, pa.scalar(NEVER_MS))
     messages = pa.table([*(by_id.column(name) for name in ID), froms, dues], schema=CANCELLED_SCHEMA)
     repeating = pa.concat_tables(found)
     repeating = repeating.filter(pa.array(repeats(repeating)))
-    comes_again = united([comes_again, ids_in(repeating)])
+    comes_again = union([comes_again, ids_in(repeating)])
     taken_out, undecided = messages.filter(pc.invert(is_undecided)), messages.filter(is_undecided)
     return BatchRequests(requests, taken_out, undecided, comes_again)
 
@@ -103,7 +103,7 @@ class Search:
         if self.may_repeat:
             keeping = ids_in(self.stored_ids.keeping_among(undecided_ids(requests)))
             waits = self.waiting(keeping, self.stored_ids.cancelled_among(keeping))
-            repeating = united([repeating, ids_of(waits.repeating)])
+            repeating = union([repeating, ids_of(waits.repeating)])
         return ids_in(requests.filter(pa.array(~in_vain(requests, repeating))))
 
     def take(self, outcomes: Outcomes, asked: BatchRequests, named: LookedUp, requests: pa.Table) -> pa.Table:
@@ -112,7 +112,7 @@ class Search:
         `asked` has the requests of the batch, and `named` the result of looking up their names. Returns the messages
         that this batch would otherwise seal or stage (`CANCELLED_SCHEMA`).
         """
-        self.numbers |= dict.fromkeys(each_of(asked.repeating), 1)
+        self.numbers |= dict.fromkeys(to_set(asked.repeating), 1)
         undecided = self._taken_of(asked.undecided, requests)
         for found in (asked.taken_out, undecided, named.superseded):
             outcomes.take(found)
@@ -125,11 +125,11 @@ class Search:
         # Undecided messages, and messages that repeat, must be found in their places.
         if not self.may_repeat:
             held = named.earlier.filter(is_held)
-            outcomes.take(held.filter(pa.array(among(held, outcomes.open_ids(but=undecided_ids(requests))))))
+            outcomes.take(held.filter(pa.array(contains_mask(held, outcomes.open_ids(but=undecided_ids(requests))))))
 
         def wanted(but: Ids = NO_IDS) -> Ids:
             # If an input topic was created again, a message may have the id of an older, cancelled one.
-            return united([outcomes.open_ids(but), known.ids])
+            return union([outcomes.open_ids(but), known.ids])
 
         # The first batch also finds the messages there that an earlier checkpoint has left, however overdue they are.
         handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
@@ -157,7 +157,7 @@ class Search:
         from_ms = previous_ms if self.span.batch_id else 0
         located = self.sealed_ids.locate(ids, self.span.bucket, from_ms, found.version)
         if cancelled.ids:
-            located = located.filter(pa.array(~cancelled.among(located, located.column("bucket").to_numpy())))
+            located = located.filter(pa.array(~cancelled.contains_mask(located, located.column("bucket").to_numpy())))
         froms, untils, buckets = (located.column(name).to_numpy() for name in ("from_ms", "until_ms", "bucket"))
         # A rebuild also seals dead letters and answers there, which have ids of messages. The first batch stages them.
         is_overdue = buckets == overdue_bucket
@@ -197,4 +197,4 @@ class Search:
         if not (self.numbers and delivers.any()):
             return found
         stays = without(ids_of(self.numbers), ids_in(requests.filter(pa.array(~delivers))))
-        return found.filter(pa.array(~among(found, stays)))
+        return found.filter(pa.array(~contains_mask(found, stays)))

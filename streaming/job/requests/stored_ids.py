@@ -22,7 +22,7 @@ from state.buckets.parts import IdRows
 from state.cancel import NONE_REPLACED, MessageId, Successor, requests_of
 from state.checkpoint.origin import CheckpointOrigin, by_partition
 from state.kinds import Mask
-from state.message_ids import Ids, among, id_text, ids_in, is_below
+from state.message_ids import Ids, contains_mask, id_text, ids_in, is_below
 from state.names import HASH_BYTES, NAMED_SCHEMA, name_columns
 from streaming.job.requests.runs import Numbers, Runs, Source, divided
 
@@ -169,7 +169,7 @@ class StoredIds:
         kept = (_hashes_in(rows.hashes) for rows in self._keeping.find(ids).values())
         named = self.named_among((each for hashes in kept for each in hashes.to_pylist()), 0)
         # Another message may have the name by now.
-        return named.filter(pa.array(among(named, ids))).filter(pc.field("keeps"))
+        return named.filter(pa.array(contains_mask(named, ids))).filter(pc.field("keeps"))
 
     def forget(self, before_ms: int, old_below: Mapping[tuple[str, int], int]) -> None:
         """Forget the names and cancelled ids that are useless since `before_ms`, epoch ms.

@@ -10,7 +10,7 @@ import pyarrow as pa
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.cancel import MessageId
 from state.index.locate import LOCATED_SCHEMA
-from state.message_ids import Ids, among
+from state.message_ids import Ids, contains_mask
 from state.repeats.waiting import NO_PREDECESSORS, Predecessor
 
 
@@ -35,9 +35,9 @@ class Waiting(NamedTuple):
         """The messages, as a table of `CANCELLED_SCHEMA`."""
         return self.places.select(CANCELLED_SCHEMA.names).cast(CANCELLED_SCHEMA)
 
-    def among(self, ids: Ids) -> Waiting:
+    def only(self, ids: Ids) -> Waiting:
         """Return the messages with these `ids`."""
-        return self._replace(places=self.places.filter(pa.array(among(self.places, ids))))
+        return self._replace(places=self.places.filter(pa.array(contains_mask(self.places, ids))))
 
     def first_ms(self, bucket: int) -> int:
         """Return the due time, epoch ms, from which on messages of `bucket` still wait."""

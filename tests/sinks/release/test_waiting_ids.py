@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.release.waiting_ids import WaitingIds
-from state.message_ids import NO_IDS, Ids, each_of, ids_of
+from state.message_ids import NO_IDS, Ids, ids_of, to_set
 
 _FAR = 1 << 60
 _OFFSETS = st.one_of(st.integers(0, 12), st.integers(_FAR - 3, _FAR + 3))
@@ -23,7 +23,7 @@ def test_the_common_ids_are_those_of_sets(
     known = [waiting.of_chunk(ids_of(chunk)) for chunk in chunks]
     # The first chunks wait no more.
     found = waiting.common(known[left:], ids_of(wanted))
-    assert each_of(found) == set(wanted) & {each for chunk in chunks[left:] for each in chunk}
+    assert to_set(found) == set(wanted) & {each for chunk in chunks[left:] for each in chunk}
     assert all(len(offsets) and (np.diff(offsets) > 0).all() for offsets in found.values())
 
 
@@ -54,12 +54,12 @@ def test_a_chunk_whose_bounds_hold_none_of_the_wanted_ids_is_not_searched(search
     assert waiting.common(known, _ids(20, 50, 450, 100 * chunks)) == {}
     assert waiting.common(known, {("other", 0): np.array([5])}) == {}
     assert searched == []
-    assert each_of(waiting.common(known, _ids(20, 305, 350))) == {("in", number, 305) for number in range(20)}
+    assert to_set(waiting.common(known, _ids(20, 305, 350))) == {("in", number, 305) for number in range(20)}
     assert searched == [200]
 
 
 def test_a_chunk_is_searched_once_from_however_many_partitions_its_messages_are(searched: list[int]) -> None:
     waiting = WaitingIds()
     known = [waiting.of_chunk(_ids(100, at, at + 1_000)) for at in range(5)]
-    assert len(each_of(waiting.common(known, _ids(100, 2, 3, 500)))) == 200
+    assert len(to_set(waiting.common(known, _ids(100, 2, 3, 500)))) == 200
     assert searched == [200] * 5

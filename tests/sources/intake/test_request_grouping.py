@@ -20,7 +20,7 @@ from state.group_keys import shard_keys
 from state.index.offset_bitmaps import BITMAPS_SCHEMA, ids_from
 from state.kinds import is_message
 from state.message import decode_chunk
-from state.message_ids import each_of
+from state.message_ids import to_set
 from state.names import CANCEL_NAME_HEADER, FROM_HEADER, NAME_HEADER
 from state.shards import shards_of
 from state.taken import Taken
@@ -53,7 +53,7 @@ def grouped(batch: RunningBatch, *tables: pa.Table) -> tuple[dict[int, list[int]
     for table in tables:
         for key, requests in grouping.divide(accept(table, batch.settings, batch.clock_ms)):
             passed_on[key] += [request.id[2] for request in requests_of(requests)]
-    return dict(passed_on), {key: each_of(ids_from([ids])) for key, ids in grouping.ids()}
+    return dict(passed_on), {key: to_set(ids_from([ids])) for key, ids in grouping.ids()}
 
 
 def test_a_cancel_by_id_is_passed_on_once_and_each_shard_gets_the_id() -> None:
@@ -73,8 +73,8 @@ def test_each_shard_is_told_which_messages_somebody_wants_now() -> None:
     assert len(list(grouping.divide(accept(request_records(*marks), batch.settings, batch.clock_ms)))) == 1
     for _, ids in grouping.ids():
         undecided = ids.filter(ids.column("undecided"))
-        assert each_of(ids_from([undecided])) == {(OTHER, 1, 7)}
-        assert each_of(ids_from([ids])) == {(OTHER, 1, 7), (TOPIC, 0, 5)}
+        assert to_set(ids_from([undecided])) == {(OTHER, 1, 7)}
+        assert to_set(ids_from([ids])) == {(OTHER, 1, 7), (TOPIC, 0, 5)}
 
 
 def test_the_request_of_a_message_goes_to_the_shard_of_the_message() -> None:

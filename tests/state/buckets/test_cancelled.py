@@ -47,20 +47,20 @@ def test_only_what_is_old_due_and_cancelled_long_ago_can_be_forgotten() -> None:
     forgettable = Forgettable(500, 4, {("in", 0): 10, ("in", 1): 10})
     several = [("in", 0, 9, 1, 499), ("in", 0, 10, 1, 499), ("in", 0, 9, 1, 500), ("in", 2, 9, 1, 499)]
     ids = ids_of_rows(cancelled_rows(cancelled(several), 3)).sort_by("max_deliver_at_ms")
-    gone = ids.filter(pa.array(forgettable.among(ids))).to_pylist()
+    gone = ids.filter(pa.array(forgettable.contains_mask(ids))).to_pylist()
     assert [(row["partition"], row["offset"]) for row in gone] == [(0, 9)]
     assert gone[0]["max_deliver_at_ms"] == 499
-    assert not forgettable.among(ids_of_rows(cancelled_rows(cancelled(several), 4))).any()
-    assert not NOTHING_FORGETTABLE.among(ids).any()
+    assert not forgettable.contains_mask(ids_of_rows(cancelled_rows(cancelled(several), 4))).any()
+    assert not NOTHING_FORGETTABLE.contains_mask(ids).any()
 
 
 def test_a_cancelled_id_counts_in_buckets_up_to_that_of_the_last_batch_that_cancelled_it() -> None:
     rows = [("in", 0, 2, 4), ("in", 0, 1, 6), ("in", 0, 2, 7), ("in", 1, 2, 5), ("other", 0, 2, 3)]
     table, ids = placed(rows), cancelled_ids(rows)
-    assert ids.among(table, 6).tolist() == [True, True, True, False, False]
-    assert ids.among(table, 8).tolist() == [False] * 5
-    assert ids.among(table, np.array([7, 7, 7, 6, 3])).tolist() == [True, False, True, False, True]
-    assert NONE_CANCELLED.among(table, 0).tolist() == [False] * 5
+    assert ids.contains_mask(table, 6).tolist() == [True, True, True, False, False]
+    assert ids.contains_mask(table, 8).tolist() == [False] * 5
+    assert ids.contains_mask(table, np.array([7, 7, 7, 6, 3])).tolist() == [True, False, True, False, True]
+    assert NONE_CANCELLED.contains_mask(table, 0).tolist() == [False] * 5
 
 
 @given(st.lists(PLACED), st.lists(PLACED), st.integers(1, 5))
@@ -71,6 +71,6 @@ def test_a_message_is_cancelled_if_a_batch_cancelled_its_id_and_sealed_no_earlie
         return any(each[:3] == message[:3] and each[3] >= number for each in rows)
 
     ids, messages = cancelled_ids(rows), placed(asked)
-    assert ids.among(messages, bucket).tolist() == [is_cancelled(each, bucket) for each in asked]
+    assert ids.contains_mask(messages, bucket).tolist() == [is_cancelled(each, bucket) for each in asked]
     buckets = messages.column("bucket").to_numpy()
-    assert ids.among(messages, buckets).tolist() == [is_cancelled(each, each[3]) for each in asked]
+    assert ids.contains_mask(messages, buckets).tolist() == [is_cancelled(each, each[3]) for each in asked]

@@ -167,7 +167,7 @@ class Job:
         self.origin = CheckpointOrigin(f"c{generation}", generation, SHARDS, bucket + 1, cutoff_ms, self.end)
         for own, messages in self.table:
             waits = dues_of(messages) < cutoff_ms
-            waits &= ~handed_over.of_bucket(messages, own) & ~superseded.among(messages)
+            waits &= ~handed_over.of_bucket(messages, own) & ~superseded.contains_mask(messages)
             rest.append(messages.filter(pa.array(waits)))
         self.table = [*self.table, (bucket, pa.concat_tables(rest).combine_chunks())]
         self.born |= {self.origin.checkpoint}

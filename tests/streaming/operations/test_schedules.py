@@ -213,6 +213,6 @@ def test_occurrences_that_several_batches_left_out_begin_no_second_chain() -> No
 def test_all_occurrences_before_the_one_that_waits_are_superseded(due_ms: int) -> None:
     messages = published(NONE).set_column(0, "deliver_at_ms", pa.array([due_ms]))
     own = messages.select(ID).append_column("deliver_at_ms", pa.array([30]))
-    assert Superseded(own).among(messages).tolist() == [due_ms < 30]
+    assert Superseded(own).contains_mask(messages).tolist() == [due_ms < 30]
     assert Superseded(own).end_ms == 30
     assert not Superseded()

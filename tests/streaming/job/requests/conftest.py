@@ -14,8 +14,8 @@ from conf.settings import Settings
 from sinks.topics.topics import ensure_topics
 from state.cancel import MessageId
 from state.checkpoint.progress import Progress
-from state.message_ids import each_of as each_id
 from state.message_ids import ids_of
+from state.message_ids import to_set as each_id
 from streaming.job.requests.recalled import RecalledMessages
 from tests.conftest import MakeSettings
 from tests.streaming.job.requests.desk_bench import BATCH, TOPIC, span

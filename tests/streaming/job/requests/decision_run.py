@@ -13,7 +13,7 @@ from sources.intake.accept import accept
 from state.cancel import NOTHING, MessageId
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
-from state.message_ids import each_of, ids_of
+from state.message_ids import ids_of, to_set
 from state.names import ANSWER_HEADER, KEEP, KEEP_TIME, NAME_HEADER
 from streaming.job.requests.recalled import RecalledMessages
 from tests.messages import headers, records
@@ -172,7 +172,7 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
         patched.setattr(RecalledMessages, "known_from", {})
         patched.setattr(RecalledMessages, "read", lambda *_: None)
         patched.setattr(RecalledMessages, "forget", lambda *_: None)
-        patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_of(wanted) & set(recalled)))
+        patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(to_set(wanted) & set(recalled)))
         patched.setattr("pyspark.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled
 

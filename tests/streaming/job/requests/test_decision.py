@@ -10,7 +10,7 @@ from state.answers import Undecided
 from state.buckets.cancelled import CANCELLED_SCHEMA
 from state.buckets.retimed import RETIMED_SCHEMA
 from state.cancel import ALWAYS, REQUEST_SCHEMA, WAITING, MessageId, Request
-from state.message_ids import NO_IDS, each_of, ids_in, table_from
+from state.message_ids import NO_IDS, ids_in, table_from, to_set
 from state.names import NAMED_SCHEMA
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import LookedUp
@@ -71,7 +71,7 @@ def test_what_is_neither_accepted_nor_cancelled_is_refused() -> None:
     requests = replacing((0, ALWAYS), (1, WAITING), (2, WAITING), (3, WAITING))
     decision = decided(requests, [1, 103])
     assert decision.replaced == {place(1): place(101)}
-    assert each_of(decision.left_out) == {place(102), place(103)}
+    assert to_set(decision.left_out) == {place(102), place(103)}
     assert offsets(decision.cancelled) == [1, 103, 102], "103 is cancelled once"
 
 
@@ -80,7 +80,7 @@ def test_what_is_dropped_is_refused_and_so_is_a_replacement_of_it() -> None:
     first, second, _, last = replacing((0, ALWAYS), (1, WAITING), (2, WAITING), (101, WAITING))
     decision = decided([first, last], [101], [second])
     assert not decision.replaced
-    assert each_of(decision.left_out) == {place(101), place(103)}
+    assert to_set(decision.left_out) == {place(101), place(103)}
     assert offsets(decision.cancelled) == [101, 103]
     assert decided([], [], [second]).cancelled.to_pylist() == cancelled([(*place(101), 5, 5)]).to_pylist()
     # A dropped message is not made due either, whatever other requests want.
@@ -98,7 +98,7 @@ def test_the_first_ask_for_a_message_decides_whether_it_is_made_due() -> None:
 def test_a_replacement_that_is_refused_is_not_made_due() -> None:
     requests = [*replacing((0, WAITING), (1, WAITING)), plain(100, 200, delivers=True), plain(101, 201, delivers=True)]
     decision = decided(requests, [1, 100, 101])
-    assert each_of(decision.left_out) == {place(100)}
+    assert to_set(decision.left_out) == {place(100)}
     assert offsets(decision.moves) == [101]
     assert decision.replaced == {place(1): place(101), place(101): NOW_MS}
 
@@ -112,4 +112,4 @@ def test_what_was_replaced_has_the_replacement_that_came_first_if_it_is_accepted
     # They are decided in the same way when all of them are read again after their batch was lost.
     again = [request for request in requests if request.id in expected.values()]
     assert not decided(again, [], replaced_before=expected).left_out
-    assert each_of(decided(again, []).left_out) == {place(100), place(104)}
+    assert to_set(decided(again, []).left_out) == {place(100), place(104)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from state.cancel import NOTHING
-from state.message_ids import ID_SCHEMA, each_of, ids_of
+from state.message_ids import ID_SCHEMA, ids_of, to_set
 from state.reasons import Reason
 from streaming.job.requests.outcomes import Outcomes
 from tests.messages import cancelled
@@ -27,7 +27,7 @@ def test_what_the_batch_does_not_read_is_not_open() -> None:
     asked = [EARLY, ("in", 0, 10), ("in", 2, 0), UNKNOWN]
     outcomes = Outcomes(ids_of(asked), ENDS)
     assert outcome(outcomes, *asked) == [None, Reason.NOT_READ, Reason.NOT_READ, Reason.NO_INPUT_TOPIC]
-    assert each_of(outcomes.open_ids()) == {EARLY}
+    assert to_set(outcomes.open_ids()) == {EARLY}
 
 
 def test_an_outcome_is_found_for_each_ask_in_the_order_of_the_asks() -> None:
@@ -35,7 +35,7 @@ def test_an_outcome_is_found_for_each_ask_in_the_order_of_the_asks() -> None:
     outcomes.take(cancelled([(*LATE, 5, 5)]))
     assert outcome(outcomes, LATE, EARLY, LATE, OTHER) == [Reason.WITHDRAWN, None] * 2
     assert outcome(outcomes, NOTHING) == [Reason.NO_SUCH_NAME]
-    assert each_of(outcomes.open_ids(but=ids_of([OTHER]))) == {EARLY}
+    assert to_set(outcomes.open_ids(but=ids_of([OTHER]))) == {EARLY}
 
 
 def test_what_was_cancelled_before_is_no_row_of_this_batch_and_what_nobody_asked_for_may_be() -> None:

@@ -161,7 +161,7 @@ def test_what_is_cancelled_again_is_known_by_the_last_batch_that_did(stored: Sto
         stored.add(cancelled((TOPIC, 0, at, 500, 510) for at in offsets), NAMED_SCHEMA.empty_table(), bucket)
     asked = ids_of((TOPIC, 0, at) for at in (1, 2, 3))
     found = stored.cancelled_among(asked)
-    assert [found.among(table_of(asked), bucket).tolist() for bucket in (3, 4, 8)] == [
+    assert [found.contains_mask(table_of(asked), bucket).tolist() for bucket in (3, 4, 8)] == [
         [True, True, False], [True, False, False], [False, False, False],
     ]  # fmt: skip
 
