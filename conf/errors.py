@@ -221,7 +221,7 @@ class LogEntryReplaced(StorageError):
 
 
 class ReadyLogLost(KafkaError):
-    """The ready or the near log was created again, lost unreleased records, or has one that cannot be read."""
+    """The ready or the near log was created again, lost records or a shard's position, or has a damaged record."""
 
     code = "ready-log-lost"
 

@@ -18,7 +18,7 @@ from sinks.topics.topic_ids import topic_id
 
 log = logging.getLogger(__name__)
 
-NO_POSITION_REMEDY = (
+_NO_POSITION_REMEDY = (
     "The position topic was lost, or staged messages. `delayline repair --ready-log` sets a position, after which some "
     "messages may come a second time"
 )
@@ -132,7 +132,7 @@ class LogReader:
         """Raise ReadyLogLost if a log is not the log of the position, or lacks records."""
         wrong = [problem for log in Log if (problem := self._problem_of(log, found[log]))]
         if wrong:
-            raise ReadyLogLost(f"{'; '.join(wrong)}. {LOST_REMEDY if self._has_position else NO_POSITION_REMEDY}")
+            raise ReadyLogLost(f"{'; '.join(wrong)}. {LOST_REMEDY if self._has_position else _NO_POSITION_REMEDY}")
 
     def _problem_of(self, log: Log, found: str) -> str:
         """Return the problem with `log`, or "" if there is no problem. Its topic has the id `found`."""

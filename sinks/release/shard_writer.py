@@ -24,7 +24,6 @@ from sinks.internal_topics.position import Position
 from sinks.release.context import ReleaseContext
 from sinks.release.fault_search import FaultSearch, GroupRefused
 from sinks.release.known_topics import Topics
-from sinks.release.log_reader import NO_POSITION_REMEDY
 from sinks.release.narrowing import Narrowing
 from sinks.release.partition_needs import needs_of, united_needs
 from sinks.release.planned import Planned
@@ -37,6 +36,7 @@ from sinks.release.shard_rates import ShardRates
 from sinks.release.wall_clock import now_ms
 
 log = logging.getLogger(__name__)
+
 Answer = TypeVar("Answer")
 # Returns output topics, and how many partitions of each are needed.
 Needs = Callable[[], dict[str, int]]
@@ -287,7 +287,8 @@ class ShardWriter:
             except BrokerUnreachable as problem:
                 if self._beat.stopping.is_set():
                     raise
-                raise ReadyLogLost(f"{lost}. {NO_POSITION_REMEDY}") from problem
+                remedy = "If the topic is gone, run `delayline topics create`, and `delayline repair --ready-log`"
+                raise ReadyLogLost(f"{lost}. What was released since comes a second time. {remedy}") from problem
 
     def _forget_up_to(self, position: Position | None) -> None:
         self.position = position

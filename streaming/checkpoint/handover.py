@@ -100,7 +100,19 @@ def is_repaired(store: BucketTable, bucket: int) -> bool:
 def has_other_inputs(store: BucketTable, bucket: int, checkpoint: str, inputs: Collection[str]) -> bool:
     """Return whether `bucket` has the rest of `checkpoint` that was accepted from other topics than `inputs`."""
     is_of_input = store.newest_of(writer_of_input(checkpoint)) == bucket
-    return is_of_input and not store.is_fenced(writer_of_rest_of(bucket, inputs))
+    return is_of_input and not store.is_fenced(_writer_of_rest_of(bucket, inputs))
+
+
+def begin_rest(store: BucketTable, bucket: int, inputs: Collection[str]) -> int:
+    """Return the bucket for a rest that is accepted from topics `inputs`: `bucket`, or a later one.
+
+    A try with other inputs, which was cut off before it sealed anything, may have begun the bucket.
+    """
+    while store.is_fenced(_writer_of_rest(bucket)) and not store.is_fenced(_writer_of_rest_of(bucket, inputs)):
+        bucket += 1
+    for writer_id in (_writer_of_rest(bucket), _writer_of_rest_of(bucket, inputs)):
+        store.fence(writer_id)
+    return bucket
 
 
 def check_rest(store: BucketTable, bucket: int) -> None:
@@ -137,8 +149,13 @@ def writer_of_repaired_rest(bucket: int) -> str:
     return f"rest-{bucket}-repaired"
 
 
-def writer_of_rest_of(bucket: int, inputs: Collection[str]) -> str:
-    """Return the writer that is fenced before `bucket` gets the rest of a checkpoint, accepted from topics `inputs`."""
+def _writer_of_rest(bucket: int) -> str:
+    """Return the writer that is fenced before the rest of a checkpoint is accepted again for `bucket`."""
+    return f"rest-{bucket}-begun"
+
+
+def _writer_of_rest_of(bucket: int, inputs: Collection[str]) -> str:
+    """Return the writer that is fenced too if that rest is of topics `inputs`."""
     names = "\0".join(sorted(inputs)).encode()
     return f"rest-{bucket}-of-{hashlib.sha256(names).hexdigest()[:16]}"
 

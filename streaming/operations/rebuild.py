@@ -49,6 +49,7 @@ from state.names import KEEP_TIME
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
 from streaming.checkpoint.handover import (
+    begin_rest,
     is_announced_only,
     rest_bucket,
     rest_partitions,
@@ -57,7 +58,6 @@ from streaming.checkpoint.handover import (
     writer_of_birth,
     writer_of_following,
     writer_of_input,
-    writer_of_rest_of,
     writer_of_state,
 )
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
@@ -217,7 +217,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     if sealed_before is not None:
         numbers.append(sealed_before)
     next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
-    bucket = next_bucket if sealed_in is None else sealed_in
+    bucket = begin_rest(store, next_bucket, inputs) if sealed_in is None else sealed_in
     origin = CheckpointOrigin(
         checkpoint=str(uuid.uuid4()),
         generation=handed_over.origin.generation + 1,
@@ -259,7 +259,6 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         # The rest is chosen by what was read of the table, and sealed once.
         guard.check()
         rest = records.mapInArrow(accepted.messages(), from_arrow_schema(LEFT_SCHEMA)).union(overdue)
-        store.fence(writer_of_rest_of(bucket, inputs))
         resealed = seal_rest(store, rest, origin, writer_of_input(before), batch_settings, ids, sealed_before)
     if repeating is not None:
         repeating.unpersist()

@@ -95,12 +95,12 @@ class _Turn(NamedTuple):
         return request.condition in modes and self.keeps and self._is_over(request)
 
     def gives_time_to(self, request: Request) -> bool:
-        """Return whether the message of `request` takes over its due time. A waiting message gives it when overdue too.
+        """Return whether the message of `request` takes over its due time, unless it `leaves_to` that message.
 
-        All messages of the batch count as waiting, as they do for any other message that replaces them.
+        All messages of the batch count as waiting, also if they are due, as they do for any other message that replaces
+        them.
         """
-        waits = self.request is not None or not self._is_over(request)
-        return request.condition == KEEP_TIME and self.keeps and waits
+        return request.condition == KEEP_TIME and self.keeps
 
     def _is_over(self, request: Request) -> bool:
         return self.until_ms is not None and (request.published_ms or 0) > self.until_ms

@@ -79,6 +79,24 @@ def test_it_goes_on_with_a_topic_that_was_created_again(
         rebuilt(spark, own, store, lease)
 
 
+def test_a_try_that_sealed_nothing_leaves_its_bucket_to_no_try_with_other_inputs(
+    spark: SparkSession,
+    settings: Settings,
+    store: BucketTable,
+    lease: HeldLease,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, _ = settings.topics.input
+    mistaken = settings.model_copy(update={"topics": settings.topics.model_copy(update={"input": (first,)})})
+    for own, step in ((settings, "seal_rest"), (mistaken, "switch_over")):
+        with monkeypatch.context() as patch:
+            patch.setattr(rebuild, step, cut_off)
+            with pytest.raises(CutOff):
+                rebuilt(spark, own, store, lease)
+    rebuilt(spark, settings, store, lease)
+    assert waiting_offsets(store) == sorted([*range(COUNT)] * 2)
+
+
 @pytest.mark.parametrize("are_deleted", [False, True])
 def test_it_does_not_take_the_rest_of_other_input_topics_for_its_own(
     spark: SparkSession,
