@@ -14,7 +14,7 @@ from streaming.local.free_port import free_port
 
 _HOST = "127.0.0.1"
 _PRODUCE, _ADD_PARTITIONS, _END_TXN = 0, 24, 26
-# What a broker answers to a producer that has been replaced.
+# The answers of a broker to a producer that has been replaced.
 FENCED = {KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 _TIMEOUT_S = 60.0
 

@@ -288,7 +288,7 @@ class ShardWriter:
                 if self._beat.stopping.is_set():
                     raise
                 remedy = "If the topic is gone, run `delayline topics create`, and `delayline repair --ready-log`"
-                raise ReadyLogLost(f"{lost}. What was released since comes a second time. {remedy}") from problem
+                raise ReadyLogLost(f"{lost}. Messages released since come a second time. {remedy}") from problem
 
     def _forget_up_to(self, position: Position | None) -> None:
         self.position = position

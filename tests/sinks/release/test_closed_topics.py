@@ -83,7 +83,7 @@ def test_another_shard_may_look_again_in_the_moment_in_which_a_topic_is_closed(b
                 looked.extend(value)
 
     broker_says.topics["side"] = GONE
-    Watched(Settings(), {}).confirm({"side": 4}, broker_says)
+    Watched(Settings(), {}, DEFAULT_WAITS).confirm({"side": 4}, broker_says)
     assert looked == ["side"]
 
 

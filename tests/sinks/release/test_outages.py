@@ -175,7 +175,7 @@ def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_
     stopped.released.set()
     assert release.ended.wait(60)
     assert isinstance(release.error, ReadyLogLost)
-    assert "What was released since comes a second time" in str(release.error)
+    assert "Messages released since come a second time" in str(release.error)
     assert f"{topic}/0 has lost the committed position" in str(release.error)
 
 

@@ -62,7 +62,7 @@ def made(
     cut: int = 1,
     predecessors: Mapping[MessageId, Predecessor] = NO_PREDECESSORS,
     previous_ms: int = 0,
-    **limits: int,
+    **limits: Any,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a batch by kind. It reads the first `cut` messages before the others."""
     rows = OccurrenceRows(settings, span_of(clock_ms, cutoff_ms, previous_ms), SHARD, predecessors, **limits)
@@ -178,7 +178,7 @@ EACH = (("delayline-repeat", b"every 1m"), ("delayline-repeat-missed", b"all"))
 
 
 def in_turn(
-    messages: pa.Table, clock: int, cutoff: int, settings: BatchSettings = SETTINGS, **limits: int
+    messages: pa.Table, clock: int, cutoff: int, settings: BatchSettings = SETTINGS, **limits: Any
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield offset and minute of what batches stage of `messages`, one after the other, until nothing is left."""
     for passed in count():

@@ -93,9 +93,9 @@ def decide(
     return answers, decision
 
 
-def desk_of(store: Any) -> RequestDesk:
+def desk_of(store: Any, **options: Any) -> RequestDesk:
     """Return a request desk with the table `store`."""
-    return RequestDesk(store, Settings())
+    return RequestDesk(store, Settings(), **options)
 
 
 def store_of(store: MemoryTable, number: int, decision: Decision) -> None:

@@ -46,7 +46,7 @@ def publish(broker: EmbeddedBroker, settings: Settings, *minutes_ago: int) -> No
 
 def known(reader: RecalledMessages, settings: Settings) -> list[int]:
     """Return the offsets of the messages that `reader` knows."""
-    found = reader.contains_mask(ids_of((settings.topics.input[0], 0, each) for each in ALL))
+    found = reader.only(ids_of((settings.topics.input[0], 0, each) for each in ALL))
     return [offset for own in found.values() for offset in own.tolist()]
 
 

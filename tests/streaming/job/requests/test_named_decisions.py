@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from conf.settings import Settings
 from state.cancel import MessageId
 from streaming.job.requests.decision import Decision
-from streaming.job.requests.desk import RequestDesk
 from tests.streaming.job.requests.desk_bench import BATCH, CLOCK_MS, PREVIOUS_MS, READ, TOPIC, each_of, seal, span
 from tests.streaming.job.requests.memory_table import MemoryTable
-from tests.streaming.job.requests.named_requests import FAR_MS, Given, decide, holders, name, place, store_of
+from tests.streaming.job.requests.named_requests import FAR_MS, Given, decide, desk_of, holders, name, place, store_of
 
 pytestmark = pytest.mark.usefixtures("known_from", "markers", "recalled")
 
@@ -121,7 +119,7 @@ def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancell
     store: MemoryTable, known_from: dict[tuple[str, int], int]
 ) -> None:
     known_from[TOPIC, 0] = READ
-    desk = RequestDesk(store, Settings(), forget_every_s=-1.0)
+    desk = desk_of(store, forget_every_s=-1.0)
     # So late that later batches would have staged it.
     later, clock_ms = span(BATCH + 1, previous_ms=5_500), 3_000
     _, decision = decide(store, (50, "a", 5_000), found=[50], desk=desk)
