@@ -23,7 +23,8 @@ from sinks.internal_topics.newest_record import NO_SUCH_PARTITION
 from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.topics.input_ends import input_bounds, input_offsets_at
 from sinks.topics.topic_ids import PresentTopic, TopicIds
-from state.checkpoint.origin import as_offsets, by_partition
+from state.checkpoint.input_ids import recreated
+from state.checkpoint.origin import InputIds, as_offsets, by_partition
 from state.kinds import Mask
 from state.message_ids import Ids
 from state.recalled import KnownFrom, partition_of_shard
@@ -65,6 +66,8 @@ class RecalledMessages:
         # again.
         self._opening: Bounds | None = None
         self._created_again: set[str] = set()
+        # The input topics to which `known_from` and the rows belong, by Kafka's ids.
+        self._input_ids: InputIds = {}
         self._known_from: Bounds = {}
         self._knows_all = True
 
@@ -119,6 +122,10 @@ class RecalledMessages:
         """
         try:
             present = self._read_on(cutoff_ms, wait_s=0)
+            if again := sorted(recreated(self._input_ids, self._ids_of(present))):
+                # The bounds are of the topics before. The next start knows the ids of both.
+                log.warning("no recalled ids are forgotten: %s was created again", ", ".join(again))
+                return
             bounds = _highest(self._known_from, self._old_below(cutoff_ms))
 
             def is_old(source: Source, rows: Recalled) -> Mask:
@@ -156,7 +163,7 @@ class RecalledMessages:
     def _move(self, writer: RecalledWriter, bounds: Bounds, present: Mapping[str, PresentTopic]) -> None:
         """Move `known_from` on to `bounds`, and to the stored offsets of the `present` input topics."""
         stored = writer.known_from
-        input_ids = {topic: found.id for topic, found in present.items() if topic != self._topic}
+        input_ids = self._ids_of(present)
         former: Mapping[str, str] = {}
         if stored is not None:
             # A former input topic may come back, created again.
@@ -167,6 +174,10 @@ class RecalledMessages:
         if known_from != stored:
             writer.move(known_from)
         self._known_from = bounds
+
+    def _ids_of(self, present: Mapping[str, PresentTopic]) -> dict[str, str]:
+        """Return the ids of the `present` input topics."""
+        return {topic: found.id for topic, found in present.items() if topic != self._topic}
 
     def _delete(self, writer: RecalledWriter, is_old: Callable[[Source, Recalled], Mask]) -> None:
         """Delete the records that are old, and forget them."""
@@ -199,6 +210,7 @@ class RecalledMessages:
         self._opening = bounds
         self._created_again = {topic for topic, own in ids.items() if topic in present and present[topic].id != own}
         self._topic_id = present[self._topic].id
+        self._input_ids = {topic: [own] for topic, own in self._ids_of(present).items()}
         self._next = dict.fromkeys(range(partition_of_shard(0), present[self._topic].partitions), 0)
 
     def _end_opening(self, bounds: Bounds, present: Mapping[str, PresentTopic]) -> None:

@@ -139,6 +139,24 @@ def test_what_was_recalled_of_an_input_topic_says_nothing_of_one_that_was_create
         assert read(later, settings) == [2]
 
 
+def test_bounds_of_an_input_topic_are_not_stored_for_one_that_is_created_again_while_the_process_runs(
+    broker: EmbeddedBroker, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings("cancels.known_for=2d")
+    ensure_topics(settings, 1)
+    publish(broker, settings, 60 * 60, 50 * 60, 0)
+    recall(broker, settings, 0)
+    with closing(RecalledMessages(settings, EPOCH)) as running:
+        assert read(running, settings) == [0]
+        assert known_from(running, settings) == 2
+        make_anew(broker, settings, settings.topics.input[0])
+        running.forget(NOW_MS, NOW_MS)
+    assert f"no recalled ids are forgotten: {settings.topics.input[0]} was created again" in caplog.text
+    with closing(RecalledMessages(settings, EPOCH, has_run=True)) as after:
+        assert read(after, settings) == []
+        assert known_from(after, settings) == 0
+
+
 @pytest.mark.parametrize("is_running", [True, False], ids=["while a process runs", "between two"])
 def test_if_the_topic_is_lost_nothing_that_was_published_before_is_taken_for_known(
     broker: EmbeddedBroker, settings: Settings, caplog: pytest.LogCaptureFixture, is_running: bool
