@@ -16,7 +16,8 @@ class Pauses:
 
     - `longest_s`: before the next start of a process that has ended again and again
     - `forward_s`: before the next start of a forwarder that has failed too often: batches do its work meanwhile
-    - `healthy_s`: a process that has run for so long counts its ends from 0 again
+    - `healthy_s`: a process that has run for so long, and for twice as long as it waits for brokers, counts its ends
+      from 0 again
     - `calm_s`: when all processes have run for so long, a spare one is started: no start is slower for it
     """
 
@@ -49,7 +50,8 @@ class Restarts:
 
         Brokers that are away count as an error once they are for longer than a job waits for them (`outage_limit_s`).
         """
-        if now_s - self.started_s > pauses.healthy_s:
+        # An error may take as long to come as the process waits for brokers.
+        if now_s - self.started_s > max(pauses.healthy_s, 2 * outage_limit_s):
             self.ends = self.errors = 0
         # The first one is started again at once.
         self.next_start_s = now_s + min(pauses.longest_s, float(self.ends**2))

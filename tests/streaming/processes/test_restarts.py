@@ -35,13 +35,18 @@ def processes(clock: _Clock) -> Processes:
     return Processes(settings, {Kind.RELEASE: 1}, now=clock)
 
 
-def ends(processes: Processes, clock: _Clock, error: Callable[[], DelaylineError], most_s: float) -> float:
-    """Let each start fail with `error`; return after how many seconds `check` raises it, `most_s` at the most."""
+def ends(
+    processes: Processes, clock: _Clock, error: Callable[[], DelaylineError], most_s: float, after_s: float = _START_S
+) -> float:
+    """Let each start fail with `error`; return after how many seconds `check` raises it, `most_s` at the most.
+
+    A start fails `after_s`.
+    """
     (process,) = processes._processes
     begun_s = clock.now_s
     while clock.now_s < begun_s + most_s and processes._error is None:
         process.restarts.started_s = clock.now_s = max(clock.now_s, process.restarts.next_start_s)
-        clock.now_s += _START_S
+        clock.now_s += after_s
         processes._count(process, error(), is_error=True)
     return clock.now_s - begun_s
 
@@ -51,6 +56,15 @@ def test_an_error_that_comes_again_and_again_needs_an_operator(
     processes: Processes, clock: _Clock, error: type[DelaylineError]
 ) -> None:
     assert ends(processes, clock, lambda: error("no"), most_s=1_000) < 100
+    with pytest.raises(error):
+        processes.check()
+
+
+@pytest.mark.parametrize("error", [TopicMissing, BrokerUnreachable])
+def test_an_error_that_comes_only_after_the_wait_for_brokers_needs_an_operator_too(
+    processes: Processes, clock: _Clock, error: type[DelaylineError]
+) -> None:
+    assert ends(processes, clock, lambda: error("no"), most_s=10_000, after_s=_LIMIT_S + 10) < 10 * _LIMIT_S
     with pytest.raises(error):
         processes.check()
 
