@@ -181,7 +181,8 @@ class BatchRunner:
                     output = self._with_moves(plan, output, decision, held)
             segments = output.segments
             self._earlier.check_sealed(batch_id, segments)
-            loaded = self._window.take(span.previous_ms, span.cutoff_ms)
+            with self._counts.timed("load"):
+                loaded = self._window.take(span.previous_ms, span.cutoff_ms)
             self._window.cancel(decision.cancelled)
             cancels = Cancels(
                 cancelled=self._window.cancelled(span.previous_ms, span.cutoff_ms),
@@ -195,8 +196,7 @@ class BatchRunner:
             if stores_first:
                 self._sealing.seal(plan, output, decision)
                 failpoint("cancelled")
-            # 8. Stage and seal. The staged messages are loaded by now. Check that nobody has changed the log of the
-            #    table.
+            # 8. Stage and seal, if nobody has changed the log of the table.
             self._guard.check()
             running: list[Future[None]] = []
             if hand_over is not None:

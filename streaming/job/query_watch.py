@@ -98,6 +98,7 @@ class QueryWatch:
         # During an outage no batch runs, and Spark would ask the brokers for minutes.
         while self._is_in_batch() and not self._is_outage():
             self._check_clock_and_lease()
+            self._slow.check()
             time.sleep(_END_POLL_S)
         job.query.stop()
 
