@@ -72,7 +72,8 @@ def test_it_goes_on_with_a_topic_that_was_created_again(
         with pytest.raises(CutOff):
             rebuilt(spark, own, store, lease)
     rebuilt(spark, own, store, lease)
-    assert current_checkpoint(spark, own).origin.offsets == {again: {"0": 0}, kept: {"0": COUNT}}
+    offsets = current_checkpoint(spark, own).origin.offsets
+    assert (offsets[again], offsets[kept]["0"]) == ({"0": 0}, COUNT)
     assert waiting_offsets(store) == list(range(COUNT))
     # A job may have run from here, and may have accepted messages of either topic.
     with pytest.raises(CheckpointMismatch, match=f"{again} was deleted and created again since the job read the first"):

@@ -59,7 +59,7 @@ def recalled(monkeypatch: pytest.MonkeyPatch) -> list[MessageId]:
     """The messages that release processes have recalled. Their reader has a test of its own, with a broker."""
     ids: list[MessageId] = []
     monkeypatch.setattr(RecalledMessages, "read", lambda *_: None)
-    monkeypatch.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(each_id(wanted) & set(ids)))
+    monkeypatch.setattr(RecalledMessages, "only", lambda _, wanted: ids_of(each_id(wanted) & set(ids)))
     monkeypatch.setattr(RecalledMessages, "forget", lambda *_: None)
     return ids
 

@@ -172,7 +172,7 @@ def nothing_but_the_table() -> Iterator[list[MessageId]]:
         patched.setattr(RecalledMessages, "known_from", {})
         patched.setattr(RecalledMessages, "read", lambda *_: None)
         patched.setattr(RecalledMessages, "forget", lambda *_: None)
-        patched.setattr(RecalledMessages, "among", lambda _, wanted: ids_of(to_set(wanted) & set(recalled)))
+        patched.setattr(RecalledMessages, "only", lambda _, wanted: ids_of(to_set(wanted) & set(recalled)))
         patched.setattr("pyspark.SparkFiles.getRootDirectory", tempfile.gettempdir)
         yield recalled
 

@@ -47,7 +47,7 @@ def store(memory_table: MemoryTable) -> MemoryTable:
 def nothing_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecalledMessages, "known_from", {(TOPIC, 0): 0})
     monkeypatch.setattr(RecalledMessages, "read", lambda *_: None)
-    monkeypatch.setattr(RecalledMessages, "among", lambda *_: {})
+    monkeypatch.setattr(RecalledMessages, "only", lambda *_: {})
 
 
 def span(batch_id: int, previous_ms: int = PREVIOUS_MS) -> BatchSpan:
