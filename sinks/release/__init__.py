@@ -18,7 +18,8 @@ modules that these steps use:
 - For refused records: `known_topics`, `record_check`, `reports`, `fault_search` and `narrowing` (which record is to
   blame), `rewrites` (how often a transaction is written again), `closed_topics` (which topics take no records), `stubs`
   (replacements of refused dead letters).
-- To report: `shard_beat` (signs of life), `releases`, `lateness` and `counts` (released messages), `wall_clock`.
+- To report: `shard_beat` (signs of life), `releases`, `lateness` and `counts` (released messages), `wall_clock`,
+  `waits` (times without a setting).
 
 **Two logs.** Batches stage messages in the ready log, forwarders in the near log. Each shard merges its partitions of
 both. The logs are separate because an open transaction hides the records behind it: up to a minute if its writer was

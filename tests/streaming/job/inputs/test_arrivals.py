@@ -179,37 +179,34 @@ def test_a_batch_that_reads_what_spark_lets_it_read_of_more_records_reads_to_its
         assert not reads_to_limit(span, most)
 
 
-@pytest.mark.usefixtures("patient")
 def test_before_the_first_batch_with_records_any_record_ends_the_wait(
     make_settings: MakeSettings, make_topic: MakeTopic
 ) -> None:
     topics = [make_topic(), make_topic(2)]
     settings = make_settings(f"topics.input={','.join(topics)}", *_NEVER)
     _publish(settings, topics[1], b"v", partition=1)
-    with _watching(settings) as watch:
+    with _watching(settings, idle_ms=_PATIENT_MS) as watch:
         watch.wait(time.monotonic(), {})
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_record_that_comes_meanwhile_ends_the_wait(make_settings: MakeSettings, topic: str) -> None:
     settings = make_settings(f"topics.input={topic}", *_NEVER)
     _publish(settings, topic, b"old")
     timer = threading.Timer(0.5, _publish, [settings, topic, b"new"])
-    with _watching(settings) as watch:
+    with _watching(settings, idle_ms=_PATIENT_MS) as watch:
         timer.start()
         # The timer has started a moment before.
         assert _waited_s(watch, {topic: {"0": 1}}) > 0.4
     timer.join()
 
 
-@pytest.mark.usefixtures("patient")
 def test_records_that_were_deleted_unread_end_the_wait(make_settings: MakeSettings, topic: str) -> None:
     settings = make_settings(f"topics.input={topic}", *_NEVER)
     _publish(settings, topic, b"v", b"w")
     client = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
     for answer in client.delete_records([TopicPartition(topic, 0, 2)]).values():
         answer.result()
-    with _watching(settings) as watch:
+    with _watching(settings, idle_ms=_PATIENT_MS) as watch:
         watch.wait(time.monotonic(), {topic: {"0": 0}})
 
 
@@ -236,7 +233,6 @@ def test_records_of_an_open_transaction_do_not_end_the_wait(make_settings: MakeS
     producer.abort_transaction(30)
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("horizon", ["1s", "1h"])
 def test_a_batch_waits_for_its_trigger_though_records_have_come(
     make_settings: MakeSettings, topic: str, horizon: str
@@ -244,7 +240,7 @@ def test_a_batch_waits_for_its_trigger_though_records_have_come(
     # Also if the idle time is shorter than the trigger.
     settings = make_settings(f"topics.input={topic}", "clock.trigger=1s", f"clock.horizon={horizon}")
     _publish(settings, topic, b"v")
-    with _watching(settings) as watch:
+    with _watching(settings, idle_ms=_PATIENT_MS) as watch:
         assert _waited_s(watch, {topic: {"0": 0}}) >= 1.0
     # A batch that took longer than that waits for records only.
     rare = make_settings(f"topics.input={topic}", "clock.trigger=30s", "clock.horizon=1h")
@@ -254,11 +250,10 @@ def test_a_batch_waits_for_its_trigger_though_records_have_come(
         assert time.monotonic() - begun_s < _SOON_S
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("trigger", ["0ms", "1h"])
 def test_a_wake_ends_the_wait_and_all_later_ones(make_settings: MakeSettings, topic: str, trigger: str) -> None:
     settings = make_settings(f"topics.input={topic}", f"clock.trigger={trigger}", "clock.horizon=1h")
-    with _watching(settings) as watch:
+    with _watching(settings, idle_ms=_PATIENT_MS) as watch:
         timer = threading.Timer(0.3, watch.wake)
         timer.start()
         # The timer has started a moment before.
