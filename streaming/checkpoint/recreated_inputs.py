@@ -11,7 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from conf.errors import CheckpointMismatch
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
+from sinks.lanes.terms import read_terms
 from sinks.topics.input_ends import input_bounds
 from sinks.topics.topic_ids import input_ids
 from state.checkpoint.input_ids import left_out, recreated, with_offsets, with_present
@@ -46,6 +48,20 @@ def recreated_inputs(
     if refused and not settings.topics.skip_expired:
         raise recreated_error(refused)
     return topics
+
+
+def begun_ids(settings: Settings, known: InputIds, present: Mapping[str, str], epoch: int) -> InputIds:
+    """Return the ids `known` by the markers, with those of topics created again that a job has begun to read since.
+
+    A start writes terms with the ids before its first batch, also without forwarders. A marker has them only once a
+    batch stages something, and other batches may seal before that. Raises the errors of `read_terms`.
+    """
+    terms = read_terms(settings, librdkafka_options(settings.kafka))
+    if terms is None or terms.epoch != epoch:
+        return known
+    begun = terms.settings.input_ids
+    again = (topic for topic in recreated(known, present) if begun.get(topic, [])[-1:] == [present[topic]])
+    return known | {topic: begun[topic] for topic in again}
 
 
 def refuse_returned(settings: Settings, known: InputIds, offsets: Offsets) -> None:

@@ -60,7 +60,7 @@ from streaming.checkpoint.handover import (
     writer_of_input,
     writer_of_state,
 )
-from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
+from streaming.checkpoint.recreated_inputs import begun_ids, recreated_inputs, refuse_returned
 from streaming.operations.interrupted_rest import sealed_rest
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.reread import (
@@ -157,7 +157,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             "nothing records which messages are staged. `delayline run --fresh` delivers all messages again "
             "that are still in the input topics"
         )
-    known, gone = handed_over.input_ids, recreated_inputs(settings, handed_over.input_ids)
+    present = input_ids(settings)
+    known = begun_ids(settings, handed_over.input_ids, present, handed_over.origin.epoch)
+    gone = recreated_inputs(settings, known, present=present)
     if is_announced_only(store.spark, settings, current, handed_over.origin, lease):
         # An earlier try has announced their new ids. Nothing was accepted from the new topics yet.
         gone += [topic for topic in shared_ids(known) if not any(handed_over.ends.get(topic, {}).values())]
@@ -199,7 +201,6 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     recalled = recalled_messages(settings, handed_over)
     none = BitMap64()
     seen = {source: index.offsets_of(*source) | stored.get(source, none) for source in bounds}
-    present = input_ids(settings)
     decided = decided_offsets(bounds, claims, present, handed_over.origin.epoch)
     starts, ends = reread_range(bounds, handed_over, seen, decided, gone)
     done = without_ids(not_there, moved.perhaps_left)

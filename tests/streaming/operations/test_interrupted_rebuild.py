@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,14 @@ from conf.errors import CheckpointMismatch
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
+from sinks.lanes.terms import write_terms
+from sinks.topics.topic_ids import input_ids
+from state.claims import Terms
 from streaming.checkpoint.current import current_checkpoint
 from streaming.operations import rebuild
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
+from tests.messages import some_batch_settings
 from tests.streaming.operations.unstaged_job import (
     COUNT,
     SHARDS,
@@ -52,20 +57,21 @@ def admin_client(settings: Settings) -> AdminClient:
     return AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
 
 
-def test_it_goes_on_with_a_topic_that_was_created_again(
-    spark: SparkSession,
-    settings: Settings,
-    store: BucketTable,
-    lease: HeldLease,
-    admin_client: AdminClient,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    again, kept = settings.topics.input
+@pytest.fixture
+def recreated(settings: Settings, admin_client: AdminClient) -> Settings:
+    """The settings with `topics.skip_expired`, after the first input topic was created again."""
+    again, _ = settings.topics.input
     admin_client.delete_topics([again])[again].result()
     assert_eventually(lambda: again not in admin_client.list_topics(timeout=10).topics)
     admin_client.create_topics([NewTopic(again, 1, 1)])[again].result()
     publish(settings, again, 5)
-    own = settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": True})})
+    return settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": True})})
+
+
+def test_it_goes_on_with_a_topic_that_was_created_again(
+    spark: SparkSession, recreated: Settings, store: BucketTable, lease: HeldLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, (again, kept) = recreated, recreated.topics.input
     with monkeypatch.context() as patch:
         # The markers have the new checkpoint then, and both ids of the topic.
         patch.setattr("streaming.checkpoint.handover.make_current", cut_off)
@@ -96,6 +102,16 @@ def test_a_try_that_sealed_nothing_leaves_its_bucket_to_no_try_with_other_inputs
                 rebuilt(spark, own, store, lease)
     rebuilt(spark, settings, store, lease)
     assert waiting_offsets(store) == sorted([*range(COUNT)] * 2)
+
+
+def test_a_topic_created_again_that_a_job_has_begun_to_read_is_refused_before_any_marker_has_its_id(
+    spark: SparkSession, recreated: Settings, store: BucketTable, lease: HeldLease
+) -> None:
+    ids = {each: [f"old-{each}", own] for each, own in input_ids(recreated).items()}
+    batch_settings = replace(some_batch_settings(), input_ids=ids)
+    write_terms(recreated, Terms(1, 0, batch_settings), lease.check)
+    with pytest.raises(CheckpointMismatch, match="was deleted and created again since the job read the first"):
+        rebuilt(spark, recreated, store, lease)
 
 
 @pytest.mark.parametrize("are_deleted", [False, True])
