@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -49,15 +50,17 @@ def _watch(query: Query, check_lease: Any = lambda: None) -> None:
         lease=SimpleNamespace(check_not_taken=check_lease),
         clock=SimpleNamespace(check=lambda _: None),
         processes=SimpleNamespace(check=failed),
-        counts=None,
+        counts=SimpleNamespace(running={"load": time.monotonic() - 120}),
     )
     QueryWatch(job, lambda: query.now_s).wait(SimpleQueue())
 
 
-def test_the_running_batch_ends_before_the_error_of_a_process_ends_the_query() -> None:
+def test_the_running_batch_ends_before_the_error_of_a_process_ends_the_query(caplog: pytest.LogCaptureFixture) -> None:
     query = Query(_PROCESSING, batch_s=100)
     with pytest.raises(ProcessFailed, match="again and again"):
         _watch(query)
+    # Nobody has to guess for what it waits.
+    assert caplog.text.count("the running batch has been in its step 'load'") == 1
     assert query.stopped_s is not None
     assert query.stopped_s >= 100
 
