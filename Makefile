@@ -23,7 +23,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
 # More than there are cores: a test of the service waits for due times as long as it computes.
-WORKERS ?= 3
+WORKERS ?= 4
 # In the order in which tests/collection.py puts them: the longest first, one at a time. A worker that dies ends the run,
 # as a failure: pytest-xdist would wait for ever for the tests of the one that replaces it.
 PARALLEL := --numprocesses $(WORKERS) --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder
