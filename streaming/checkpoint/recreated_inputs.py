@@ -51,7 +51,7 @@ def recreated_inputs(
 
 
 def begun_ids(settings: Settings, known: InputIds, present: Mapping[str, str], epoch: int) -> InputIds:
-    """Return the ids `known` by the markers, with those of topics created again that a job has begun to read since.
+    """Return the ids `known` by the markers, and newer ids of topics created again that a job has begun to read since.
 
     A start writes terms with the ids before its first batch, also without forwarders. A marker has them only once a
     batch stages something, and other batches may seal before that. Raises the errors of `read_terms`.
