@@ -165,8 +165,8 @@ def _changes(to_set: list[str], to_drop: list[str]) -> HeaderChanges:
     to_drop = [utf8("--drop-header", name) for name in to_drop]
     names = [name for name, _ in headers]
     # To leave its name out is the remedy for an occurrence that would get the name of its message.
-    service = [name for name in [*names, *to_drop] if name.startswith(_RESERVED_PREFIX)]
-    if reserved := [name for name in service if name in names or name != NAME_HEADER]:
+    changed = [*names, *(name for name in to_drop if name != NAME_HEADER)]
+    if reserved := [name for name in changed if name.startswith(_RESERVED_PREFIX)]:
         raise UsageError(f"{', '.join(reserved)}: headers that begin with {_RESERVED_PREFIX} are reserved")
     if both := set(names) & set(to_drop):
         raise UsageError(f"{', '.join(sorted(both))}: use either --set-header or --drop-header")

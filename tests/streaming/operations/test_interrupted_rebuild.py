@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from conf.errors import CheckpointMismatch
@@ -23,8 +23,8 @@ from state.claims import Terms
 from streaming.checkpoint.current import current_checkpoint
 from streaming.operations import rebuild
 from tests.conftest import MakeSettings
-from tests.eventually import assert_eventually
 from tests.messages import some_batch_settings
+from tests.streaming.checkpoint.two_inputs import recreate
 from tests.streaming.operations.unstaged_job import (
     COUNT,
     SHARDS,
@@ -58,13 +58,9 @@ def admin_client(settings: Settings) -> AdminClient:
 
 
 @pytest.fixture
-def recreated(settings: Settings, admin_client: AdminClient) -> Settings:
+def recreated(settings: Settings) -> Settings:
     """The settings with `topics.skip_expired`, after the first input topic was created again."""
-    again, _ = settings.topics.input
-    admin_client.delete_topics([again])[again].result()
-    assert_eventually(lambda: again not in admin_client.list_topics(timeout=10).topics)
-    admin_client.create_topics([NewTopic(again, 1, 1)])[again].result()
-    publish(settings, again, 5)
+    publish(settings, recreate(settings, 1), 5)
     return settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": True})})
 
 
