@@ -22,7 +22,8 @@ from state.order import in_order
 from streaming.local.broker import EmbeddedBroker
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.sinks.release.topic_records import TIMEOUT_S, committed, ids, topic_bounds, topic_reader
+from tests.sinks.committed_records import TIMEOUT_S, committed, topic_bounds, topic_reader
+from tests.sinks.release.topic_records import ids
 
 
 @dataclass

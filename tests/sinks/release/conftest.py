@@ -33,9 +33,10 @@ from sinks.topics.limits import TopicLimits
 from state.message_ids import are_in
 from streaming.local.broker import EmbeddedBroker
 from tests.conftest import Configure, MakeTopic
+from tests.sinks.committed_records import TIMEOUT_S, committed
 from tests.sinks.release.bench import ReleaseBench, bench_settings
 from tests.sinks.release.made_up_broker import MadeUpBroker
-from tests.sinks.release.topic_records import TIMEOUT_S, committed, create_topics
+from tests.sinks.release.topic_records import create_topics
 
 Read = Callable[[str], list[Message]]
 MakeBench = Callable[..., ReleaseBench]
