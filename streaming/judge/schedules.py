@@ -139,7 +139,7 @@ def schedule_problems(
     """Yield what is wrong with the occurrences of `repeated` messages, by id, a sentence each.
 
     Args:
-        repeated: the messages.
+        repeated: the messages. Among messages with a name, the older ones come first.
         received: all records of output topics.
         ended_at: of those that were cancelled the number of the last occurrence, as far as it was answered.
         complete_until_ms: each occurrence that is due before must have come, epoch ms.
@@ -150,10 +150,19 @@ def schedule_problems(
     for record in received:
         if record.id in repeated:
             by_id.setdefault(record.id, []).append(record)
+    # Until when messages have come, by name and expression: a new one with both begins after what was staged before it.
+    until_ms: dict[tuple[str, str, str], int] = {}
     for identity, message in repeated.items():
         records = by_id.get(identity, [])
-        for problem in _problems(message, records, ended_at, complete_until_ms, was_down, horizon_ms):
+        rule = (message.name, message.cron, message.zone)
+        before_ms = until_ms.get(rule, -1) if message.name and message.cron else -1
+        for problem in _problems(message, records, ended_at, complete_until_ms, was_down, horizon_ms, before_ms):
             yield f"{identity}: {problem}"
+        until_ms[rule] = max([before_ms, *map(_due_ms, records)])
+
+
+def _due_ms(record: Received) -> int:
+    return int(record.last(DUE_HEADER) or -1)
 
 
 def _problems(
@@ -163,9 +172,10 @@ def _problems(
     complete_until_ms: int,
     was_down: Callable[[int, int], bool],
     horizon_ms: int,
+    before_ms: int,
 ) -> Iterator[str]:
     numbers = [int(record.last(_NUMBER_HEADER) or -1) for record in records]
-    dues = [int(record.last(DUE_HEADER) or -1) for record in records]
+    dues = [_due_ms(record) for record in records]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"its occurrences came as {_runs(numbers)}"
         return
@@ -197,15 +207,18 @@ def _problems(
             may_miss = is_late and (skipped < message.known_ms or was_down(first, second))
             if message.missed == "all" or skipped > passed_ms or not may_miss:
                 yield f"nothing came at {skipped}, between {first} and {second}"
-    if dues and dues[0] != instants[0] and (message.missed != "none" or dues[0] > instants[0]):
-        yield f"it came at {dues[0]} at first, and not at {instants[0]}"
+    # If the one before had ended, it begins with its first instant all the same.
+    firsts = {*instants[:1], *[at_ms for at_ms in instants if at_ms > before_ms][:1]}
+    if dues and dues[0] not in firsts:
+        yield f"it came at {dues[0]} at first, and not at {max(firsts)}"
     if message.id in ended_at:
         last = ended_at[message.id]
         if last is not None and len(records) > last:
             yield f"it came {len(records)} times, and was answered to have come {last} times"
         if last is None or len(records) >= last:
             return
-    if not message.superseded and (left := left_of(message, dues, complete_until_ms, was_down)):
+    left = [at_ms for at_ms in left_of(message, dues, complete_until_ms, was_down) if at_ms > before_ms]
+    if left and not message.superseded:
         yield f"nothing came at {left[:3]}, after {len(records)} occurrences"
 
 

@@ -74,6 +74,23 @@ def test_each_fault_is_found(records: list[Received], words: str) -> None:
     assert any(words in problem for problem in problems(EVERY, records)), problems(EVERY, records)
 
 
+def test_new_schedule_begins_after_what_one_of_its_name_and_expression_had_staged() -> None:
+    old = Repeated(
+        "in/0/0", 60 * SECOND, b"k", b"v", (("x", b"1"),), "out", cron="* * * * *", name="n", superseded=True
+    )
+    new = replace(old, id="in/0/1", first_ms=120 * SECOND)
+    headers = (("x", b"1"), (ID_HEADER, b"in/0/1"), ("delayline-occurrence", b"1"), ("delayline-deliver-at", b"180000"))
+    records = [*came((1, 60), (2, 120)), replace(came((1, 180))[0], headers=headers)]
+
+    def judged(**changes: Any) -> list[str]:
+        both = {old.id: old, new.id: replace(new, **changes)}
+        return list(schedule_problems(both, records, {}, 190 * SECOND, lambda *_: False))
+
+    assert judged() == []
+    for changes in ({"name": "m"}, {"zone": "Europe/Berlin"}):
+        assert judged(**changes) == ["in/0/1: it came at 180000 at first, and not at 120000"]
+
+
 def test_faults_of_schedules_that_end_or_miss_something_are_found() -> None:
     (problem,) = problems(EVERY, came(*RIGHT), last=2)
     assert "was answered to have come 2 times" in problem
