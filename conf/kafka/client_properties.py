@@ -23,7 +23,12 @@ _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 # A byte order mark as Latin-1 shows it: of UTF-8, and of UTF-16 in either order.
 _MARKS = ("\xef\xbb\xbf", "\xff\xfe", "\xfe\xff")
 # Values that Delayline sets itself. Such files often contain them too.
-_AGREED = {"acks": ("all", "-1"), "enable.auto.commit": ("false",), "enable.idempotence": ("true",)}
+_AGREED = {
+    "acks": ("all", "-1"),
+    "enable.auto.commit": ("false",),
+    "enable.idempotence": ("true",),
+    "isolation.level": ("read_committed",),
+}
 _SERVERS = "bootstrap.servers"
 
 

@@ -11,7 +11,7 @@ def _names(text: str) -> frozenset[str]:
 SHARED = _names(
     """
     allow.auto.create.topics check.crcs client.dns.lookup client.id client.rack connections.max.idle.ms
-    enable.metrics.push fetch.max.bytes fetch.min.bytes heartbeat.interval.ms isolation.level
+    enable.metrics.push fetch.max.bytes fetch.min.bytes heartbeat.interval.ms
     max.partition.fetch.bytes max.poll.interval.ms metadata.max.age.ms metadata.recovery.strategy
     reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retries retry.backoff.max.ms
     retry.backoff.ms sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
@@ -105,7 +105,7 @@ REFUSED = {
         """
         acks auto.commit.enable auto.commit.interval.ms auto.offset.reset enable.auto.commit
         enable.auto.offset.store enable.gapless.guarantee enable.idempotence enable.partition.eof
-        group.id group.instance.id group.protocol interceptor.classes key.deserializer key.serializer
+        group.id group.instance.id group.protocol interceptor.classes isolation.level key.deserializer key.serializer
         partition.assignment.strategy partitioner partitioner.class request.required.acks
         transactional.id value.deserializer value.serializer
         """

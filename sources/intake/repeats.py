@@ -39,7 +39,7 @@ from state.repeats.schedule import (
 from state.repeats.zones import zone_named
 
 _MOST_COUNT = 2**31
-# A record that asks for all occurrences since 1970 would be a flood.
+# More of them before the record's timestamp are taken for an error of its publisher. An outage holds back later ones.
 _MOST_BEFORE = 1_000
 _OFF = f"{REPEAT_HEADER} has no meaning on this topic: the policy repeats is off"
 

@@ -90,13 +90,15 @@ class ReleaseMetrics(Collector):
         releasing = GaugeMetricFamily(
             "delayline_shard_releasing",
             "1 while this process releases messages of the shard; 0 while it reads the ready log first, "
-            "waits for brokers, or makes no progress.",
+            "waits for brokers, or makes no progress, and of a shard that a foreign consumer holds.",
             labels=["shard"],
         )
         # Copies, since another thread changes them.
         shards = dict(self._process.shards)
         hanging = _hanging(shards, self._longest_s)
-        for number in sorted({*self._process.assigned, *shards}):
+        # Nobody else reports a shard that a foreign consumer holds.
+        held = {number for theirs in self._process.group.strangers.values() for number in theirs}
+        for number in sorted({*self._process.assigned, *shards, *held}):
             goes_on = number in shards and shards[number].releasing and number not in hanging
             releasing.add_metric([str(number)], goes_on)
         for number, shard in sorted(shards.items()):

@@ -15,6 +15,7 @@ import errno
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -155,6 +156,14 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what ended an answer. A client that has gone is no problem of this process."""
+        problem = sys.exception()
+        if isinstance(problem, OSError):
+            log.debug("%s ended its request: %s", client_address, problem)
+        else:
+            log.error("cannot answer %s", client_address, exc_info=problem)
 
 
 def _handler(

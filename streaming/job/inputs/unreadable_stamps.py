@@ -34,7 +34,8 @@ def check_stamps(settings: Settings, checkpoint: Checkpoint) -> None:
         count = f" (the first {_MOST_NAMED} of {len(records)} found)" if len(records) > _MOST_NAMED else ""
         raise RecordUnreadable(
             f"{named}{count}: Spark cannot read timestamps after {LAST_MS}, or as far before 1970 (is it in "
-            "nanoseconds?). Publish the unread records before this one again, delete the partition's "
+            "nanoseconds?). Publish the unread records before this one again unless forwarders have taken them, "
+            "delete the partition's "
             "records up to and including it (kafka-delete-records.sh), and start with "
             "topics.skip_expired=true. To make the broker refuse such records, set "
             "message.timestamp.after.max.ms and message.timestamp.before.max.ms"

@@ -34,6 +34,7 @@ client.dns.lookup=use_all_dns_ips
 session.timeout.ms=45000
 # Best practice for Kafka producer to prevent data loss
 acks=all
+isolation.level=read_committed
 client.id=anna-1
 """
 
@@ -97,6 +98,11 @@ def test_without_a_file_nothing_is_read() -> None:
             "kafka.group.id is not allowed: Delayline sets this option itself. Remove it (from {file}, line 1)",
         ),
         ("acks=1", (), "kafka.acks is not allowed: Delayline sets this option itself. Remove it (from {file}, line 1)"),
+        (
+            "isolation.level=read_uncommitted",
+            (),
+            "kafka.isolation.level is not allowed: Delayline sets this option itself. Remove it (from {file}, line 1)",
+        ),
         ("config.providers=file", (), "(from {file}, line 1)"),
         (
             "\nsasl.mechanism=AWS_MSK_IAM",

@@ -34,6 +34,7 @@ from streaming.monitor.server import registry_of
 from streaming.monitor.table_state import StepFailures, TableState
 from tests.eventually import assert_eventually
 from tests.messages import messages
+from tests.streaming.monitor.groups import group
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "conf/monitoring"
@@ -87,7 +88,7 @@ def labels() -> dict[str, set[str]]:
     rows: list[dict[str, Any]] = [{"offset": 0}, letter]
     released.add(messages(rows), {}, 1)
     shard = SimpleNamespace(backlog=Backlog(1, 1), position=Position(at_ms=1), releasing=True, still_s=0.0)
-    process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0})
+    process = SimpleNamespace(counts=released, shards={0: shard}, assigned={0}, group=group())
     held = HeldInput(lambda asked: {each: PartitionEnd(1, 2) for each in asked}, lambda: {"in": {"0": 1}})
     forwarded = ForwardCounts()
     forwarded.claimed(0, 1, 1)
@@ -165,10 +166,14 @@ def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release(
         # Its thread hangs in the middle of a step.
         3: SimpleNamespace(**nothing, releasing=True, still_s=300.0),
     }
-    process = SimpleNamespace(counts=ReleaseCounts(), shards=shards, assigned={0, 1, 2, 3})
+    process = SimpleNamespace(
+        counts=ReleaseCounts(), shards=shards, assigned={0, 1, 2, 3}, group=group(strangers={"a tool": [4]})
+    )
     text = generate_latest(registry_of(metrics_of(process))).decode()
     (family,) = (each for each in text_string_to_metric_families(text) if each.name == "delayline_shard_releasing")
-    assert {sample.labels["shard"]: sample.value for sample in family.samples} == {"0": 1, "1": 0, "2": 0, "3": 0}
+    assert {sample.labels["shard"]: sample.value for sample in family.samples} == dict(
+        zip("01234", (1, 0, 0, 0, 0), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,14 +182,14 @@ def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release(
 def test_a_rule_takes_the_increase_only_of_series_that_are_there_before_anything_is_counted(
     rule: dict[str, Any],
 ) -> None:
-    process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set())
+    process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set(), group=group())
     text = generate_latest(registry_of(metrics_of(process))).decode()
     begun = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert set(_METRIC.findall(rule["expr"])) <= begun
 
 
 def test_the_first_dead_letter_of_each_reason_is_an_increase() -> None:
-    process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set())
+    process = SimpleNamespace(counts=ReleaseCounts(), shards={}, assigned=set(), group=group())
 
     def dead_letters() -> dict[str, float]:
         text = generate_latest(registry_of(metrics_of(process))).decode()

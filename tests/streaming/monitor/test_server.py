@@ -24,8 +24,9 @@ from tests.eventually import assert_eventually
 class Process:
     """A process with one metric, and a health that a test sets."""
 
+    health = Health()
+
     def __init__(self) -> None:
-        self.health = Health()
         registry = CollectorRegistry()
         Counter("delayline_things", "Things.", registry=registry).inc(3)
         self.server = MonitorServer("monitor.job", "127.0.0.1:0", registry, lambda: self.health, application_id="mine")
@@ -65,6 +66,27 @@ def test_probes_tell_by_status_and_reason(process: Process, health: Health, live
     status, kind, body = process.ask("/readyz")
     assert (status, kind) == (ready, "application/json")
     assert json.loads(body) == {"live": health.live, "ready": health.ready, "reasons": health.reasons}
+
+
+def test_what_ends_an_answer_is_a_line_of_the_log_and_a_client_that_has_gone_is_none(
+    process: Process,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def health(_: Process) -> Health:
+        raise next(errors)
+
+    errors = iter([BrokenPipeError(), ValueError("a broken table")])
+    monkeypatch.setattr(Process, "health", property(health))
+    for _ in range(2):
+        with pytest.raises(http.client.RemoteDisconnected):
+            process.ask("/healthz")
+    assert_eventually(lambda: bool(caplog.records))
+    (line,) = caplog.records
+    assert line.exc_info is not None
+    assert str(line.exc_info[1]) == "a broken table"
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/status", "/problems", "/nothing"])
