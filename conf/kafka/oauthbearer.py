@@ -6,6 +6,7 @@ options: `conf.kafka.tokens` fetches the token for it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -75,7 +76,8 @@ def java_login(credentials: ClientCredentials) -> dict[str, str]:
         entry["scope"] = credentials.scope
     entry |= {_EXTENSION + name: value for name, value in credentials.extensions}
     if credentials.ca is not None:
-        entry |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": credentials.ca}
+        # Java has another working folder.
+        entry |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": os.path.abspath(credentials.ca)}
     return {
         _URL: credentials.url,
         _HANDLER: _JAVA_HANDLER,

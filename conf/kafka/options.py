@@ -12,6 +12,7 @@ its own. An option that only some clients know goes to those.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -89,7 +90,8 @@ def java_options(kafka: KafkaSettings) -> dict[str, str]:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": security.ca}
     if security.certificate and not {"ssl.keystore.location", "ssl.keystore.certificate.chain"} & java.keys():
         java |= java_keystore(security.certificate, security.key or security.certificate)
-    return java
+    # Java has another working folder.
+    return java | {name: os.path.abspath(java[name]) for name in FILES & java.keys()}
 
 
 def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:

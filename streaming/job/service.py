@@ -189,8 +189,8 @@ def _is_held(settings: Settings) -> bool:
 
 
 def _give_way() -> None:
-    """Lower the priority of this process and of all that it starts from here on, mainly Java.
+    """Lower the priority of this thread and of all that it starts from here on, mainly Java.
 
-    The processes without Spark take little time, and need it at once.
+    The processes without Spark take little time, and need it at once. `Processes` has started a thread for them before.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -88,15 +88,13 @@ class Processes:
         self._spared_s = -math.inf
         # Failpoints end the whole tree of the command.
         os.environ.setdefault(ROOT_VARIABLE, str(os.getpid()))
+        self._wanted, self._started = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="processes", daemon=True)
 
     def start(self) -> None:
         """Start the processes. A second call does nothing."""
-        if self._thread.ident is not None:
-            return
-        for process in self._processes:
-            self._start(process)
-        self._thread.start()
+        self._wanted.set()
+        self._started.wait()
 
     def check(self) -> None:
         """Raise the error of a release process that failed again and again."""
@@ -115,8 +113,8 @@ class Processes:
     def close(self) -> None:
         """End the processes. Aborts messages that they have written and that are not due yet."""
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._wanted.set()
+        self._thread.join()
         self._drop_spare()
         for process in self._processes:
             if process.socket is not None:
@@ -134,6 +132,8 @@ class Processes:
                 popen.wait()
 
     def __enter__(self) -> Processes:
+        # It has this priority, and so have its processes, however low the caller sets its own later.
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -193,15 +193,20 @@ class Processes:
             spare.popen.wait()
 
     def _supervise(self) -> None:
+        self._wanted.wait()
+        for process in self._processes:
+            if not self._stopping.is_set():
+                self._try_to_start(process)
+        self._started.set()
         while not self._stopping.wait(_POLL_S):
             for process in self._processes:
                 if process.popen is not None and (code := process.popen.poll()) is not None:
                     self._ended(process, code)
                 if process.popen is None and self._now() >= process.restarts.next_start_s and self._error is None:
-                    self._start_again(process)
+                    self._try_to_start(process)
             self._keep_spare()
 
-    def _start_again(self, process: _Process) -> None:
+    def _try_to_start(self, process: _Process) -> None:
         try:
             self._start(process)
         except Exception as problem:  # noqa: BLE001

@@ -16,6 +16,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from conf.failpoints import ROOT_VARIABLE
@@ -25,7 +26,7 @@ from conf.settings import Settings
 from conf.spark_options import FIXED_OPTIONS, TABLE_DEFAULTS
 from streaming.spark.options import executors_python, is_submitted, spark_options
 from streaming.spark.start_failure import start_failure
-from streaming.spark.startup_noise import startup_noise_dropped
+from streaming.spark.startup_noise import without_startup_noise
 
 # Options for Java itself, and for files that the launcher fetches before pyspark connects to Java.
 _NEEDED_BY_LAUNCHER = ("spark.driver.", "spark.jars")
@@ -45,9 +46,8 @@ def open_session(settings: Settings, options: Mapping[str, str] | None = None) -
     os.environ["PYSPARK_PYTHON"] = executors_python(all_options)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     try:
-        # Spark 4.0 creates a folder `artifacts` in the JVM's working directory, regardless of java.io.tmpdir.
-        with contextlib.chdir(tempfile.gettempdir()), startup_noise_dropped() as stderr_lines:
-            _launch_java(all_options)
+        with without_startup_noise() as (stderr, stderr_lines):
+            _launch_java(all_options, stderr)
             _ignore_sigterm()
             spark = _build(all_options)
     except (Py4JError, PySparkException) as problem:
@@ -136,8 +136,8 @@ def _ignore_sigterm() -> None:
         jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("TERM"), jvm.sun.misc.SignalHandler.SIG_IGN)
 
 
-def _launch_java(options: Mapping[str, str]) -> None:
-    """Start Java, unless it runs already, without the secret `options` on its command line.
+def _launch_java(options: Mapping[str, str], stderr: int) -> None:
+    """Start Java with this standard error, unless it runs already, without the secret `options` on its command line.
 
     Every user of the host can read a command line, and pyspark would put all options there. Secret options stay on it
     only if the launcher needs them. pyspark sends the others over its connection to Java when the session is built.
@@ -147,4 +147,10 @@ def _launch_java(options: Mapping[str, str]) -> None:
         for name, value in options.items()
         if name.startswith(_NEEDED_BY_LAUNCHER) or not is_secret(name, value)
     ]
-    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(public))
+    if SparkContext._gateway is None:
+        conf = SparkConf(loadDefaults=False).setAll(public)
+        # Spark 4.0 creates a folder `artifacts` in Java's working folder, regardless of java.io.tmpdir. The folder and
+        # the standard error of this process stay as they are: its other threads read files and start processes.
+        own = {"cwd": tempfile.gettempdir(), "stderr": stderr}
+        launch: Any = launch_gateway
+        SparkContext._ensure_initialized(gateway=launch(conf, own))

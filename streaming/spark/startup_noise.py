@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,19 +21,15 @@ _READ_TIMEOUT_S = 2.0
 
 
 @contextmanager
-def startup_noise_dropped() -> Iterator[Callable[[], list[str]]]:
-    """Drop the lines of `_NOISE` from the standard error of processes that are started in this context.
+def without_startup_noise() -> Iterator[tuple[int, Callable[[], list[str]]]]:
+    """Yield a standard error for Java that drops the lines of `_NOISE`: a file descriptor, open in this context.
 
-    Those processes keep the filtered standard error until they end; a thread passes their other lines on. Yields a
-    function that returns the first of the passed lines. Call it after the context, when the processes have ended.
+    A thread passes the other lines on to the standard error of this process, until Java ends. Also yields a function
+    that returns the first of them. Call it after the context, when Java has ended.
     """
     source, sink = os.pipe()
-    target = os.dup(2)
-    sys.stderr.flush()
-    os.dup2(sink, 2)
-    os.close(sink)
     kept_lines: list[str] = []
-    reader = threading.Thread(target=_pass_on, args=(source, target, kept_lines), name="java-stderr", daemon=True)
+    reader = threading.Thread(target=_pass_on, args=(source, os.dup(2), kept_lines), name="java-stderr", daemon=True)
     reader.start()
 
     def first_lines() -> list[str]:
@@ -42,10 +37,9 @@ def startup_noise_dropped() -> Iterator[Callable[[], list[str]]]:
         return kept_lines
 
     try:
-        yield first_lines
+        yield sink, first_lines
     finally:
-        sys.stderr.flush()
-        os.dup2(target, 2)
+        os.close(sink)
 
 
 def _pass_on(source: int, target: int, kept_lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import confluent_kafka
@@ -61,7 +62,8 @@ def test_a_login_in_any_spelling_reaches_every_client(options: dict[str, str]) -
     }
     assert librdkafka_options(settings) == shared | LIBRDKAFKA
     handler = {"sasl.login.callback.handler.class": f"{JAVA}.OAuthBearerLoginCallbackHandler"}
-    assert java_options(settings) == shared | handler | {"sasl.jaas.config": ENTRY}
+    own = ENTRY.replace("ca.pem", os.path.abspath("ca.pem"))
+    assert java_options(settings) == shared | handler | {"sasl.jaas.config": own}
     python = kafka_python_options(settings)
     assert (python["security_protocol"], python["sasl_mechanism"]) == ("SASL_SSL", "OAUTHBEARER")
     assert python["sasl_oauth_token_provider"].extensions() == {"logicalCluster": "lkc-1", "identityPoolId": "pool-1"}

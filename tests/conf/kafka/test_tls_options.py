@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ca_file_in_either_spelling_reaches_every_client(options: dict[str, str]) -> None:
     settings = kafka({"security.protocol": "SSL", **options})
     java = java_options(settings)
-    assert (java["ssl.truststore.type"], java["ssl.truststore.location"]) == ("PEM", "ca.pem")
+    assert (java["ssl.truststore.type"], java["ssl.truststore.location"]) == ("PEM", os.path.abspath("ca.pem"))
     assert "ssl.ca.location" not in java
     assert librdkafka_options(settings) == {
         "bootstrap.servers": "a:1,b:2",
@@ -47,7 +48,10 @@ def test_java_uses_its_own_stores_if_pem_files_are_set_as_well() -> None:
     }
     settings = kafka({**stores, "ssl.ca.location": "ca.pem", "ssl.certificate.location": "c.pem"})
     java = java_options(settings)
-    assert stores.items() <= java.items()
+    assert java["ssl.truststore.password"] == "x"
+    for name in ("ssl.truststore.location", "ssl.keystore.location"):
+        # Java has another working folder.
+        assert java[name] == os.path.abspath(stores[name])
     assert not {"ssl.truststore.type", "ssl.keystore.type"} & java.keys()
     assert not {name for name in librdkafka_options(settings) if "store" in name}
 
@@ -71,7 +75,7 @@ def test_a_client_certificate_and_key_in_one_file_reach_every_client() -> None:
         {"ssl.keystore.type": "pem", "ssl.keystore.location": "c.pem", "ssl.key.password": "p"},
     ):
         java = java_options(kafka(options))
-        assert java["ssl.keystore.location"] == "c.pem"
+        assert java["ssl.keystore.location"] == os.path.abspath("c.pem")
         assert java["ssl.keystore.type"].upper() == "PEM"
         assert java["ssl.key.password"] == "p"
         librdkafka = librdkafka_options(kafka(options))
@@ -128,7 +132,7 @@ def test_a_key_with_an_encryption_that_java_cannot_read_is_refused(in_one_file: 
     options = {"ssl.certificate.location": "k.pem" if in_one_file else "c.pem", "ssl.key.location": "k.pem"}
     with pytest.raises(SettingError, match=r"kafka\.ssl\.key\.location = 'k\.pem': allowed is .*PBE-SHA1-3DES"):
         java_options(kafka(options))
-    store = {"ssl.keystore.location": "k.jks", "ssl.keystore.type": "PKCS12"}
+    store = {"ssl.keystore.location": os.path.abspath("k.jks"), "ssl.keystore.type": "PKCS12"}
     assert store.items() <= java_options(kafka(options | store)).items()
 
 

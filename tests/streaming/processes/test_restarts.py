@@ -107,7 +107,7 @@ def test_a_start_that_this_host_refuses_is_tried_again_and_then_reported(
     for _ in range(4):
         processes.check()
         clock.now_s = max(clock.now_s, process.restarts.next_start_s)
-        processes._start_again(process)
+        processes._try_to_start(process)
         assert process.popen is None
     with pytest.raises(ProcessFailed, match="cannot start the process: BlockingIOError"):
         processes.check()

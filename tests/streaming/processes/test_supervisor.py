@@ -10,6 +10,7 @@ import socket
 import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,23 @@ def test_processes_release_what_is_handed_over_and_end_with_the_command(
         assert_eventually(lambda: released() == [1, 2, 3], _START_S)
         processes.check()
     assert not any(map(runs, started))
+
+
+def test_processes_have_the_priority_from_before_the_command_gave_way(prepared: Settings) -> None:
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    found: list[int] = []
+
+    def run() -> None:
+        with Processes(prepared, {Kind.RELEASE: 1}) as processes:
+            os.setpriority(os.PRIO_PROCESS, 0, nice + 5)
+            processes.start()
+            found.extend(psutil.Process(pid).nice() for pid in processes.pids)
+
+    # Whoever gives way once may not take it back.
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [nice]
 
 
 @pytest.mark.takes(15)

@@ -96,7 +96,7 @@ def test_an_option_that_the_service_rests_on_is_delaylines_even_if_spark_submit_
 
 # Two starts of Java, for what a test sees only in a process of its own.
 _PROGRAM = """
-import sys
+import os, sys, threading
 from conf.load import load_settings
 from conf.logs import configure_logging
 from conf.spark_options import TABLE_DEFAULTS
@@ -104,12 +104,20 @@ from streaming.spark.session import open_session
 
 configure_logging("info", sys.argv[1])
 settings = load_settings(None, [f"monitor.log_format={sys.argv[1]}"], environ={})
+seen, started = set(), threading.Event()
+def look():
+    while not started.wait(0.01):
+        seen.add((os.getcwd(), os.fstat(2).st_ino))
+looker = threading.Thread(target=look)
+looker.start()
 spark = open_session(settings, {f"{TABLE_DEFAULTS}appendOnly": "true"})
+started.set()
+looker.join()
 manager = spark._jvm.org.apache.logging.log4j.LogManager
 manager.getLogger("a.b").error("two\\nlines", spark._jvm.java.lang.IllegalStateException("why"))
 manager.getLogger("a.b").error("Aborting task")
 try:
-    print(spark.conf.get(f"{TABLE_DEFAULTS}appendOnly", "unset"), flush=True)
+    print(spark.conf.get(f"{TABLE_DEFAULTS}appendOnly", "unset"), len(seen), flush=True)
     spark.range(10**12).selectExpr("sum(hash(id))").collect()
 except KeyboardInterrupt:
     spark.stop()
@@ -160,7 +168,12 @@ def logs_text(java: str) -> Ended:
 
 
 def test_what_a_cluster_sets_for_all_new_tables_does_not_count_in_the_session(logs_json: Ended) -> None:
-    assert logs_json.stdout == "unset\n", logs_json.stderr
+    assert logs_json.stdout.startswith("unset "), logs_json.stderr
+
+
+def test_other_threads_keep_their_folder_and_standard_error_while_java_starts(logs_json: Ended) -> None:
+    # Their relative paths would lead elsewhere, and their children would write to a pipe that ends with this process.
+    assert logs_json.stdout.endswith(" 1\n"), logs_json.stdout
 
 
 def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback(logs_json: Ended) -> None:
