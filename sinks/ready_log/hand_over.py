@@ -119,8 +119,9 @@ def _not_committed(
     def check(skipped: int) -> None:
         if skipped != done.messages and not plan.tolerates_input_loss:
             raise CheckpointMismatch(
-                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are staged, but the "
-                f"replay has only {skipped} of them. Please report this with the checkpoint"
+                f"shard {shard}, batch {plan.batch.batch_id}: {done.messages} messages are staged, but its "
+                f"replay stages {skipped} up to the last of them: the records of the batch have changed. Make a new "
+                "checkpoint with `delayline rebuild --discard-checkpoint`"
             )
 
     return behind(messages, done.last, check)

@@ -37,6 +37,7 @@ from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.search import Search, read_requests
 from streaming.job.requests.stored_ids import StoredIds
+from streaming.job.watches.clock_watch import TOLERANCE_MS
 from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,8 @@ class RequestDesk:
             self._forgot_s = time.monotonic()
             # Keep messages that are staged and not yet due. They have their names, and a repeated cancel gets the same
             # answer.
-            before_ms = useful_from_ms(span, clock_ms)
+            # The clock may go back so far, and a replay reads the ids from the table, which has them for hours.
+            before_ms = useful_from_ms(span, clock_ms) - TOLERANCE_MS
             self._recalled.forget(span.handed_over_below_ms, before_ms)
             self._stored_ids.forget(before_ms, self._recalled.known_from)
 

@@ -172,7 +172,7 @@ def look_up(
 def useful_from_ms(span: BatchSpan, clock_ms: int) -> int:
     """Return the instant, epoch ms, before which rows of names are useless once the batch of `span` is over.
 
-    By then all messages that are due before it are staged, and the clock, which reads `clock_ms` now, will not go back.
+    By then all messages that are due before it are staged. `clock_ms` is what the clock reads now.
     """
     return min(clock_ms, span.cutoff_ms)
 
@@ -205,7 +205,7 @@ def in_turn(
             turns[name] = _Turn(holder.id, keeps, None, until_ms, holder.deliver_at_ms)
     asked: list[Request] = []
     dropped: list[Request] = []
-    superseded: list[Request] = []
+    superseded: list[tuple[object, ...]] = []
     # The new due time of each, and the later one of the new and its own.
     retimed: dict[MessageId, tuple[int, int]] = {}
     for request in sorted(requests_of(requests), key=lambda request: request.id):
@@ -220,8 +220,10 @@ def in_turn(
             continue
         asked.append(request._replace(asked=turn.id, condition=request.condition and ALWAYS))
         if turn.request is not None:
-            superseded.append(turn.request)
-            retimed.pop(turn.id, None)
+            own_ms = turn.request.deliver_at_ms
+            # Its name leads to it until the due time that it had taken over.
+            _, until_ms = retimed.pop(turn.id, (own_ms, own_ms))
+            superseded.append((*turn.id, own_ms, until_ms))
         if request.deliver_at_ms is None:
             turns[request.name] = _Turn(turn.id)
             continue
@@ -244,7 +246,7 @@ def in_turn(
     return LookedUp(
         _request_table(asked),
         _request_table(dropped),
-        _messages(superseded),
+        table_from(superseded, CANCELLED_SCHEMA),
         table_from([(*identity, *dues) for identity, dues in retimed.items()], RETIMED_SCHEMA),
         _rows_of(names),
         _messages(known.values()),
@@ -267,5 +269,5 @@ def _request_table(requests: Iterable[Request]) -> pa.Table:
     return table_from(rows, REQUEST_SCHEMA)
 
 
-def _messages(several: Iterable[Request | Holder]) -> pa.Table:
+def _messages(several: Iterable[Holder]) -> pa.Table:
     return table_from([(*each.id, each.deliver_at_ms, each.deliver_at_ms) for each in several], CANCELLED_SCHEMA)

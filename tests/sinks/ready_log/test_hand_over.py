@@ -153,7 +153,7 @@ def test_a_replay_that_lost_input_continues_after_the_committed_messages_if_inpu
     due = _due(1, 2, 3, 4)
     assert hand_over(plan, 0, iter([due.slice(0, 3)]))[0] == 3
     # The first record expired before the batch was replayed.
-    with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are staged, but the replay has only 2"):
+    with pytest.raises(CheckpointMismatch, match="shard 0, batch 7: 3 messages are staged, but its replay stages 2 "):
         hand_over(plan, 0, iter([due.slice(1)]), attempt=1)
     assert hand_over(replace(plan, tolerates_input_loss=True), 0, iter([due.slice(1)]), attempt=1)[0] == 1
     assert ready(plan) == [1, 2, 3, 4]

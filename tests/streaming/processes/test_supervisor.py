@@ -70,7 +70,7 @@ def test_processes_have_the_priority_from_before_the_command_gave_way(prepared: 
             processes.start()
             found.extend(psutil.Process(pid).nice() for pid in processes.pids)
 
-    # Whoever gives way once may not take it back.
+    # A thread that has given way may not take it back.
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()

@@ -135,6 +135,19 @@ def test_a_replay_passes_on_as_many_asks_although_the_record_of_what_was_cancell
     desk.close()
 
 
+def test_a_replay_finds_the_same_holder_after_the_clock_went_back(store: MemoryTable) -> None:
+    desk = desk_of(store, forget_every_s=-1.0)
+    later = span(BATCH + 1, previous_ms=5_000)
+    _, decision = decide(store, (50, "a", 3_000), desk=desk)
+    store_of(store, BATCH, decision)
+    desk.stored(decision, span(), CLOCK_MS)
+    desk.stored(Decision(), later, 4_000)
+    again = replace(later, batch_id=later.batch_id + 1)
+    both = [decide(store, (52, "a", FAR_MS), of=again, clock_ms=2_500, desk=each) for each in (desk, None)]
+    assert both[0][0] == both[1][0] == {52: ("goes on", "delayline-in/0/50")}
+    desk.close()
+
+
 def test_a_name_is_free_once_its_message_is_delivered(store: MemoryTable) -> None:
     name(store, 4, a=(1, FAR_MS), b=(2, FAR_MS))
     name(store, 5, until_ms=FAR_MS, a=(3, CLOCK_MS - 1))

@@ -140,6 +140,15 @@ def test_a_message_takes_over_the_due_time_of_the_one_that_it_replaces_sooner_or
     assert kept(found.names) == {"a": (50, True), "b": (51, True), "c": (54, True)}
 
 
+def test_a_message_that_is_cancelled_with_its_batch_is_known_until_the_due_time_that_it_has_taken_over() -> None:
+    for holder_ms, until_ms in ((FAR_MS, FAR_MS), (PREVIOUS_MS + 1, PREVIOUS_MS + 2)):
+        known = {hash_of("a"): Holder(place(5), holder_ms, holder_ms, True)}
+        message = requests_for((50, "a", PREVIOUS_MS + 2), mode=KEEP_TIME)
+        found = in_turn(pa.concat_tables([message, requests_for((51, "a", None))]), known, PREVIOUS_MS, 0)
+        (row,) = found.superseded.to_pylist()
+        assert (row["offset"], row["from_ms"], row["until_ms"]) == (50, PREVIOUS_MS + 2, until_ms)
+
+
 def test_a_message_that_is_asked_for_gives_no_due_time_and_takes_none() -> None:
     known = {each: Holder(place(5 + at), FAR_MS, FAR_MS, True) for at, each in enumerate(map(hash_of, "abc"))}
     cancel, requests = (
