@@ -129,6 +129,10 @@ class HandedOver:
         """Return which of `messages` were accepted before the newest batch."""
         return _below(messages, self.newest.starts)
 
+    def up_to_newest(self, messages: pa.Table) -> Mask:
+        """Return which of `messages` were accepted by the newest batch or before."""
+        return _below(messages, self._present(self.newest.ends, self.newest.input_ids))
+
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Return which of `messages` of a sealed bucket are staged, or would be if they were not cancelled."""
 

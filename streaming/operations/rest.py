@@ -132,23 +132,30 @@ class Rest:
 
     def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
         """Return which of `messages`, accepted from `records`, the lost job has staged."""
-        handed_over = self.handed_over.of_input(messages)
-        before = self.handed_over.before_newest(messages)
-        if not before.any():
-            return handed_over
-        return np.where(before, self.handed_over.of_input(self._as_lost(records, messages)), handed_over)
+        handed_over, newest = self.handed_over.of_input(messages), self.handed_over.newest
+        before, up_to_newest = self.handed_over.before_newest(messages), self.handed_over.up_to_newest(messages)
+        if newest.clock_ms and (up_to_newest & ~before).any():
+            then = self._at_their_times(self._accepted_at(newest.clock_ms, records, messages))
+            handed_over = np.where(up_to_newest, self.handed_over.of_input(then), handed_over)
+        if before.any():
+            handed_over = np.where(before, self.handed_over.of_input(self._as_lost(records, messages)), handed_over)
+        return handed_over
+
+    def _accepted_at(self, clock_ms: int, records: pa.Table, messages: pa.Table) -> pa.Table:
+        """Return `messages` as a batch of the lost job has accepted them by this clock, epoch ms.
+
+        A message that the publisher stamped ahead of it, a dead letter and a request are due then, and an instant that
+        is too far away is shortened to the longest delay after it.
+        """
+        # The requests that come with the records follow the messages.
+        lost = accept(records, self.batch_settings, clock_ms).messages.slice(0, records.num_rows)
+        requests = messages.slice(records.num_rows)
+        requests = with_due_times(requests, np.minimum(_dues(requests), clock_ms))
+        return pa.concat_tables([lost, requests]).combine_chunks()
 
     def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
-        """Return `messages` as the lost job can have accepted them before its newest batch, each due as early as then.
-
-        By the clock of that time: a message that the publisher stamped ahead of it, a dead letter and a request are due
-        then, and an instant that is too far away is shortened to the longest delay after it.
-        """
-        lost_ms = self.handed_over.newest.previous_clock_ms
-        # The requests that come with the records follow the messages.
-        lost = accept(records, self.batch_settings, lost_ms).messages.slice(0, records.num_rows)
-        requests = messages.slice(records.num_rows)
-        lost = pa.concat_tables([lost, with_due_times(requests, np.minimum(_dues(requests), lost_ms))]).combine_chunks()
+        """Return `messages` as the lost job can have accepted them before its newest batch: due then, or later."""
+        lost = self._accepted_at(self.handed_over.newest.previous_clock_ms, records, messages)
         dues, topics = _dues(lost).copy(), lost.column("topic")
         latest = lost.column("timestamp_ms").to_numpy() + _MOST_LAG_MS
         for topic in topics.unique().to_pylist():

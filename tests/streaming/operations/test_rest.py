@@ -22,6 +22,7 @@ from streaming.operations.rest import Rest
 from tests.messages import PARTITIONS, headers, records, some_batch_settings
 from tests.streaming.operations.rest_of_job import (
     CLOCK_MS,
+    CUTOFF_MS,
     READ,
     RESULTS,
     SETTINGS,
@@ -67,6 +68,16 @@ def test_a_plain_message_that_was_stamped_ahead_is_not_delivered_again() -> None
         # The newest batch may have been cut off before these.
         rows += [published(10, 2 * HOUR), published(11, -1)]
         assert left(rest, *rows) == {2: 2 * HOUR, 10: min(2 * HOUR, now_ms - CLOCK_MS)}
+
+
+@pytest.mark.parametrize("now_ms", [CLOCK_MS - HOUR, CLOCK_MS, CLOCK_MS + DAY])
+def test_what_the_newest_batch_has_staged_in_part_is_continued_whatever_the_clock_of_the_rebuild(now_ms: int) -> None:
+    ends = {TOPIC: {"0": 14}}
+    span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, clock_ms=CLOCK_MS)
+    handed_over = HandedOver((Progress(span, 3, OrderKey(CLOCK_MS, TOPIC, 0, 11)),))
+    rest = Rest(handed_over, {}, {}, {}, SETTINGS, now_ms, Moved(handed_over))
+    rows = [published(offset, 1_000) for offset in (10, 11, 12, 13, 14)]
+    assert left(rest, *rows).keys() == {12, 13, 14}
 
 
 def test_what_was_stamped_ahead_is_not_delivered_again_by_a_shard_that_was_silent_since() -> None:
