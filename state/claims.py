@@ -228,5 +228,6 @@ def check_uncut(cuts: Collection[str]) -> None:
         raise CheckpointMismatch(
             f"{'; '.join(cuts)}. The topic has lost its newest records, and the claims would count for new "
             "records with their offsets. Delete the topic, create it again, and start with "
-            "topics.skip_expired=true. Publish the unread messages again"
+            "topics.skip_expired=true. Publish the unread messages again, unless subscribers have their ids in "
+            "delayline-id"
         )

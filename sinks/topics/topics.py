@@ -124,15 +124,24 @@ def ensure_shards(settings: Settings, shards: int) -> None:
         counts = counts_of(describe(admin, sharded_topics(settings)))
         if settings.progress_topic not in counts:
             raise TopicMissing(
-                f"{settings.progress_topic} (progress) is missing. Nothing else records which messages are "
-                "staged. Restore it from a backup"
+                f"{settings.progress_topic} (progress) is missing. Run `delayline topics create`, and start the job "
+                "once: it restores from the checkpoint which messages are staged"
             )
         for topic, role in sharded_topics(settings).items():
             if topic not in counts:
                 continue
             check_policy(admin, topic, "delete" if role in LOGS else "compact")
             if counts[topic] < (needed := partitions_of(role, shards)):
-                admin.create_partitions({topic: needed})
+                _add_partitions(admin, topic, needed)
+
+
+def _add_partitions(admin: KafkaAdminClient, topic: str, count: int) -> None:
+    try:
+        admin.create_partitions({topic: count})
+    except AuthorizationError as problem:
+        raise RightMissing(
+            f"the broker refused to give {topic} {count} partitions. Grant the login of [kafka] the right Alter there"
+        ) from problem
 
 
 def _create(admin: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> set[str]:

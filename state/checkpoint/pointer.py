@@ -40,8 +40,10 @@ def folder_in(text: str, file: str) -> str:
     except (KeyError, TypeError, ValueError):
         folder = None
     if not isinstance(folder, str) or not folder or "/" in folder:
+        parent, _, name = file.rpartition("/")
         raise CheckpointUnreadable(
             f"{file} is damaged: it does not name the folder of a checkpoint. Write the name of the newest "
-            f"folder into it, such as {pointer_to(folder_of(2))}"
+            f"folder into it, such as {pointer_to(folder_of(2))}, and delete the checksum {parent}/.{name}.crc "
+            "if it exists"
         )
     return folder

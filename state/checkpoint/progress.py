@@ -192,7 +192,9 @@ def occurrences_from(before: Progress | None, batch: BatchSpan) -> int | None:
 def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> None:
     """Raise CheckpointMismatch if the checkpoint of `origin`, at `batch_id`, is older than the marker `last`."""
     other = last.batch.origin
-    if other.generation > origin.generation:
+    # Two rebuilds have the same generation. One that was paused may have replaced the origin of the other.
+    is_other = other.generation == origin.generation and other.checkpoint != origin.checkpoint
+    if other.generation > origin.generation or (is_other and last.batch.batch_id >= 0):
         raise CheckpointMismatch(
             f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over. "
             "Continuing would deliver messages twice. Restore the newer checkpoint"

@@ -123,7 +123,8 @@ def rebuild(settings: Settings, discard: bool, now_ms: int) -> Rebuilt:
     check_storage(settings)
     check_topics(settings)
     with exclusive_session(settings, "rebuild") as (spark, lease):
-        current = current_checkpoint(spark, settings)
+        with translate_storage_errors(settings):
+            current = current_checkpoint(spark, settings)
         if current.exists() and not discard:
             raise UsageError(
                 f"there is a checkpoint at {current.path}, from which `delayline run` continues. If it "

@@ -24,12 +24,19 @@ def check_storage(settings: Settings) -> None:
     storage, buckets = local_folder(storage_path(settings)), local_folder(buckets_path(settings))
     if storage is None or buckets is None:
         return
-    checkpoint = local_checkpoint(storage)
-    # Each folder may be a separate mount.
-    logs = [checkpoint / name for name in ("offsets", "commits", "state")]
-    for folder in (storage, checkpoint, *logs, buckets, buckets / "_delta_log"):
-        if folder == storage or folder.exists():
-            _check(folder)
+    _check(storage)
+    try:
+        checkpoint = local_checkpoint(storage)
+        # Each folder may be a separate mount.
+        logs = [checkpoint / name for name in ("offsets", "commits", "state")]
+        existing = [folder for folder in (checkpoint, *logs, buckets, buckets / "_delta_log") if folder.exists()]
+    except OSError as problem:
+        raise StorageFailed(
+            f"{problem.filename} cannot be read: {problem.strerror}. Give the job's user access to all of {storage}. "
+            "Then start again. Nothing was started"
+        ) from problem
+    for folder in existing:
+        _check(folder)
 
 
 def free_space(path: str) -> str:

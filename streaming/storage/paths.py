@@ -56,4 +56,4 @@ def local_checkpoint(storage: Path) -> Path:
     if newest is None:
         return storage / FIRST_FOLDER
     file = pointers / str(newest)
-    return storage / folder_in(file.read_text(), str(file))
+    return storage / folder_in(file.read_text(errors="replace"), str(file))

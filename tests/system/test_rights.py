@@ -30,7 +30,7 @@ from sinks.release.process import ReleaseProcess
 from sinks.topics.input_ends import input_bounds
 from sinks.topics.partitions import partition_counts
 from sinks.topics.topic_ids import input_ids
-from sinks.topics.topics import check_topics, ensure_topics
+from sinks.topics.topics import check_topics, ensure_shards, ensure_topics
 from sources.intake.stamp_check import unreadable_records
 from sources.publisher import Publisher
 from sources.subscriber import Subscriber
@@ -212,6 +212,17 @@ def test_each_missing_right_is_named(
         assert right.name.removeprefix("kafka-") in str(raised.value), right
         _change(allow, right)
     _DO[login](settings)
+
+
+def test_a_rescale_without_the_right_to_add_partitions_names_it(
+    names: list[str], owner: Settings, log_in_as: LogInAs, allow: Allow
+) -> None:
+    settings = load_settings(None, [*names, *log_in_as("job")], environ={})
+    for right in documented_rights(settings):
+        if right.login == "job":
+            _change(allow, right)
+    with pytest.raises(RightMissing, match=rf"to give {settings.progress_topic} 3 partitions.*the right Alter there"):
+        ensure_shards(settings, 3)
 
 
 def _change(permission: Allow, right: Right) -> None:

@@ -44,7 +44,7 @@ class Run:
     ) -> None:
         """Write at most `capacity` rows with numbers of these `kinds`.
 
-        The rows of a source come one after the other, in ascending order of their first numbers. Raises OSError.
+        The rows of a source come one after the other, in ascending order of their first numbers. Raises StorageFailed.
         """
         self.sources: dict[Source, tuple[int, int]] = {}
         self.count = 0

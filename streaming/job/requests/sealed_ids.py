@@ -161,7 +161,7 @@ class SealedIds:
         return _Columns(np.array(sorted(rows_of)), bounds, offsets[at], of_entry[at], stored)
 
     def _written(self, columns: _Columns) -> _Piece:
-        """Write columns to the newest file, or to a new one. Raises OSError."""
+        """Write columns to the newest file, or to a new one. Raises StorageFailed."""
         nbytes = sum(map(room_of, columns))
         if self._file is None or not self._file.has_room(nbytes):
             self._finish_file()

@@ -98,7 +98,7 @@ def test_a_ready_topic_with_a_retention_is_refused(settings: Settings, admin: Ka
 
 
 def test_shards_without_a_progress_topic_are_refused(settings: Settings) -> None:
-    with pytest.raises(TopicMissing, match="Nothing else records which messages are staged"):
+    with pytest.raises(TopicMissing, match="it restores from the checkpoint which messages are staged"):
         ensure_shards(settings, 3)
 
 

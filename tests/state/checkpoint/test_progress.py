@@ -136,6 +136,13 @@ def test_a_checkpoint_older_than_a_delivered_batch_is_refused() -> None:
         committed_messages(marker("c", 2, 8, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
 
 
+def test_of_two_checkpoints_of_one_generation_the_one_that_has_run_goes_on() -> None:
+    with pytest.raises(CheckpointMismatch, match="checkpoint c was replaced by d"):
+        committed_messages(marker("d", 2, 0, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
+    # A try that was interrupted has announced it only.
+    assert committed_messages(marker("d", 2, -1, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7)) == 0
+
+
 @pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])
 def test_a_partly_delivered_batch_with_another_plan_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointMismatch, match=r"batch 7 was staged up to cutoff 0.*delayline rebuild"):

@@ -47,10 +47,19 @@ def test_the_folder_that_the_pointer_names_is_checked(tmp_path: Path) -> None:
         check_storage(settings_for(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "\0\0", "[]", "{}", '{"folder": 3}', '{"folder": ""}', '{"folder": "../other"}'])
+def test_a_folder_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "2").write_text(pointer_to("c" * 300))
+    with pytest.raises(StorageFailed, match=rf"{tmp_path}/ccc.* cannot be read: File name too long"):
+        check_storage(settings_for(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\0\0", "\xff", "[]", "{}", '{"folder": 3}', '{"folder": ""}', '{"folder": "../other"}']
+)
 def test_a_damaged_pointer_is_named_with_what_to_write_there(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "2").write_text(text)
+    (tmp_path / "checkpoints" / "2").write_bytes(text.encode("latin-1"))
     with pytest.raises(
         CheckpointUnreadable, match=rf'{tmp_path}/checkpoints/2 is damaged.*{{"folder": "checkpoint-2"}}'
     ):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conf.errors import StorageFailed
 from state.kinds import Mask
 from state.message_ids import ID_SCHEMA, ids_of, table_from
 from streaming.job.requests.runs import Numbers, Runs, Source, divided
@@ -138,7 +139,7 @@ def test_what_the_system_writes_in_parts_is_there_as_a_whole_or_an_error(
     own = empty()
     add(own, [("in", 0, at) for at in range(30)], 5, 1)
     assert known(own) == {("in", 0, at): 5 for at in range(30)}
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StorageFailed, match="No space left"):
         add(own, [("in", 1, at) for at in range(30)], 6, 1)
 
 
@@ -156,7 +157,7 @@ def test_rows_that_a_full_disk_does_not_let_merge_stay(folder: Path, monkeypatch
 
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", write_some)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(StorageFailed, match="No space left"):
             add(own, [("in", 0, 2)], 6, 1)
     assert known(own) == {("in", 0, 1): 5, ("in", 0, 2): 6}
     add(own, [("in", 0, 3)], 7, 1)

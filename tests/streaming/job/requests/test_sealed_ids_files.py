@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from conf.errors import StorageFailed
 from sinks.buckets.bucket_table import ALL_BUCKETS, BucketTable
 from state.index.locate import ENTRY_SCHEMA, located
 from state.message_ids import Ids, ids_of
 from streaming.job.requests.sealed_ids import SealedIds
+from tests.conftest import MakeDisk
 
 DUE_MS = 1_900_000_000_000
 
@@ -116,6 +118,21 @@ def test_many_delta_partitions_take_few_open_files(index: Index) -> None:
             index.seal(f"part-{number}", 2, range(10 * number, 10 * number + 10))
             sealed.look_ahead()
         assert check(sealed, index, ids_of(("in-0", 0, at) for at in range(0, 4000, 7))) == 572
+
+
+def test_full_local_folder_is_named_and_the_copy_is_made_once_it_has_room(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_disk: MakeDisk
+) -> None:
+    disk = make_disk(tmp_path / "local")
+    monkeypatch.setattr("pyspark.SparkFiles.getRootDirectory", lambda: str(disk.path))
+    index.seal("part", 2, range(10))
+    disk.fill()
+    ids = ids_of([("in-0", 0, 5)])
+    with closing(copy_of(index)) as sealed:
+        with pytest.raises(StorageFailed, match=rf"{disk.path}, where 0 of .* bytes are free .*spark.local.dir"):
+            check(sealed, index, ids)
+        disk.free()
+        assert check(sealed, index, ids) == 1
 
 
 def test_entries_of_many_input_partitions_take_no_memory(index: Index) -> None:
