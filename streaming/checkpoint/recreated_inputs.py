@@ -78,7 +78,7 @@ def refuse_returned(settings: Settings, known: InputIds, offsets: Offsets) -> No
 
 
 def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], unread: Collection[str], planned: int) -> None:
-    """Let batch `planned`, which was cut off, read nothing of `topics`: its offsets belong to topics that are gone.
+    """Let batch `planned`, which was cut off, read nothing of `topics`. Its offsets belong to topics that are gone.
 
     An `unread` topic stays at offset 0, so that it is unread for the next start too if the replay is cut off.
     """
@@ -87,7 +87,7 @@ def read_nothing_of(checkpoint: Checkpoint, topics: Collection[str], unread: Col
         if starts.get(topic) == ends.get(topic):
             continue
         log.warning(
-            "batch %d continues without records of %s, which was created again: from %s to %s in the old "
+            "batch %d continues without records of %s, which is gone or no input any more: from %s to %s in the old "
             "topic",
             planned, topic, starts.get(topic), ends.get(topic),
         )  # fmt: skip

@@ -59,7 +59,7 @@ def finish_planned(spark: SparkSession, settings: Settings, checkpoint: Checkpoi
 
 
 def check_input(settings: Settings, state: Recovered) -> list[str]:
-    """Return the input topics that were created again. Raises the errors of `check_input_loss` and `ClaimWatch`."""
+    """Return the topics whose old offsets no longer count. Raises the errors of `check_input_loss` and `ClaimWatch`."""
     known, checkpoint = state.settings_history.newest.input_ids, state.checkpoint
 
     def taken_in(ranges: Ranges, ids: InputIds) -> Taken:
@@ -73,11 +73,12 @@ def check_input(settings: Settings, state: Recovered) -> list[str]:
 def begin_again(
     spark: SparkSession, settings: Settings, lease: HeldLease, before: Recovered, topics: Collection[str]
 ) -> Recovered:
-    """Let the job read input topics that were created again from their beginning, and return the new state.
+    """Let the job read those of `topics` that are inputs from their beginning, and return the new state.
 
     Before that, the batch that was cut off is replayed without the records of the old topics.
     """
     with translate_storage_errors(settings):
         finish_planned(spark, settings, before.checkpoint, lease)
-        read_from_beginning(settings, before.checkpoint, topics, before.unread)
+        if again := [topic for topic in topics if topic in settings.topics.input]:
+            read_from_beginning(settings, before.checkpoint, again, before.unread)
         return recover(spark, settings, fresh=False, lease=lease)

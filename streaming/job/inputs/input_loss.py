@@ -6,11 +6,15 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from confluent_kafka import KafkaException
+
 from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
+from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.topics.input_ends import input_bounds
+from sinks.topics.topic_ids import TopicIds
 from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Ranges
 from state.taken import Taken
@@ -100,22 +104,27 @@ def check_input_loss(
 ) -> list[str]:
     """Check that the input topics still have the records that the next batch needs.
 
-    Returns the topics that were created again since the checkpoint read them, by the `known` ids. Raises RecordsExpired
-    if such records were deleted, and says how many of them forwarders have taken, by `taken_in`. Raises
-    CheckpointMismatch if an input topic that is not `unread` was created again, or ends before the offset up to which
-    it was read, or if a topic that was read is not an input any more. With `topics.skip_expired`, raises RecordsExpired
-    only if a planned batch cannot be replayed without its deleted records (`check_replay`). Raises BrokerUnreachable,
-    and the errors of `taken_in`.
+    Returns the topics that were created again since the checkpoint read them, by the `known` ids, and former input
+    topics of which a planned batch can read nothing. Raises RecordsExpired if such records were deleted, and says how
+    many of them forwarders have taken, by `taken_in`. Raises CheckpointMismatch if an input topic that is not `unread`
+    was created again, or ends before the offset up to which it was read, or if Spark's log has a topic that is not an
+    input any more. With `topics.skip_expired`, raises RecordsExpired only if a planned batch cannot be replayed without
+    its deleted records (`check_replay`). Raises BrokerUnreachable, and the errors of `taken_in`.
     """
     gone = recreated_inputs(settings, known, unread)
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
-    former = sorted(topic for topic, own in read.items() if topic not in settings.topics.input and any(own.values()))
+    planned = checkpoint.last_planned()
+    is_half_done = planned is not None and planned != checkpoint.last_committed()
+    until = checkpoint.planned(planned).offsets if planned is not None and is_half_done else {}
+    # Spark refuses to go on without a partition of its log, also if nothing was read of it.
+    former = sorted({*read, *until} - {*settings.topics.input})
     if former and not settings.topics.skip_expired:
         raise CheckpointMismatch(
-            f"topics.input no longer names {', '.join(former)}, which the job has read. Put it back. To leave it out "
-            "for ever, start with topics.skip_expired=true: its unread records are ignored, and topics.input can never "
-            "name it again"
+            f"topics.input no longer names {', '.join(former)}. Put it back. To leave it out, start with "
+            "topics.skip_expired=true: its unread records are ignored, and if the job has read any, topics.input can "
+            "never name it again"
         )
+    gone += _unreadable(settings, [topic for topic in former if topic in until], read, known)
     if (sentences := truncated(bounds, read)) and not settings.topics.skip_expired:
         raise CheckpointMismatch(
             f"{'; '.join(sentences)}. The topic was deleted, or it lost its newest records. Messages that "
@@ -128,14 +137,27 @@ def check_input_loss(
     ranges = deleted_ranges(bounds, read)
     if ranges and not settings.topics.skip_expired:
         raise input_loss_error(with_taken(ranges, ids, taken_in))
-    planned = checkpoint.last_planned()
-    if planned is not None and planned != checkpoint.last_committed():
-        sealed, until = newest_sealed(store, checkpoint.origin.checkpoint), checkpoint.planned(planned).offsets
+    if planned is not None and is_half_done:
+        sealed = newest_sealed(store, checkpoint.origin.checkpoint)
         # All planned records of a topic that is gone are deleted.
         ends = {(topic, int(number)): end for topic in gone for number, end in until.get(topic, {}).items()}
         ranges = deleted_ranges({**bounds, **{source: (end, end) for source, end in ends.items()}}, read, until)
         check_replay(planned, with_taken(ranges, ids, taken_in) if sealed >= planned else [], sealed)
     return gone
+
+
+def _unreadable(settings: Settings, former: Collection[str], read: Offsets, known: InputIds) -> list[str]:
+    """Return the `former` input topics of which Spark could not read the records that a batch was planned to read.
+
+    Such a topic was deleted, perhaps created again, or Spark's log has no offset where the batch begins.
+    """
+    if not former:
+        return []
+    try:
+        present = TopicIds(librdkafka_options(settings.kafka)).of(former)
+    except KafkaException as problem:
+        raise BrokerUnreachable(f"cannot read the ids of {', '.join(former)}: {problem}") from problem
+    return [topic for topic in former if topic not in read or known.get(topic, [])[-1:] != [present.get(topic)]]
 
 
 def check_replay(batch_id: int, ranges: Sequence[DeletedRange], sealed: int) -> None:

@@ -11,9 +11,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from conf import failpoints
 from tests.eventually import assert_eventually
 from tests.job_log import sealed_messages
-from tests.system.checkpoint_files import accepted
+from tests.system.checkpoint_files import accepted, newest
 from tests.system.conftest import Application
 from tests.system.in_process.conftest import MakeJob
 from tests.system.ledger import Got, Header
@@ -166,7 +167,7 @@ def test_an_input_topic_that_was_left_out_does_not_come_back(
     run_until(30, b"second")
     both, without = f"topics.input={first},{second}", f"topics.input={first}"
     job.overrides[job.overrides.index(both)] = without
-    assert f"error: checkpoint-mismatch: topics.input no longer names {second}," in job.failure()
+    assert f"error: checkpoint-mismatch: topics.input no longer names {second}." in job.failure()
     job.overrides.append("topics.skip_expired=true")
     publish(first, b"later", 100)
     # Those of one topic: the offsets no longer have the other.
@@ -185,6 +186,58 @@ def test_an_input_topic_that_was_left_out_does_not_come_back(
     job.overrides[job.overrides.index(without)] = both
     assert refusal in job.failure()
     assert values() == {b"first": 10, b"second": 10, b"waiting": 10, b"later": 10}
+
+
+@pytest.mark.takes(60)
+@pytest.mark.parametrize("is_created_again", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_topic_of_an_interrupted_batch_may_be_left_out_and_deleted(
+    application: Application, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, is_created_again: bool
+) -> None:
+    first, second, empty = (f"{application.id}-{each}" for each in "abc")
+    every, without = f"topics.input={first},{second},{empty}", f"topics.input={first}"
+    job, ledger = make_job(every, "forward.processes=0")
+
+    def publish(topic: str, value: bytes) -> None:
+        for number in range(10):
+            ledger.publish(topic, value, [], partition=number % 2, output=application.output)
+        ledger.flush()
+
+    def values() -> Counter[bytes | None]:
+        return Counter(record.value for record in ledger.got)
+
+    publish(first, b"first")
+    publish(second, b"second")
+    job.run_until(lambda: ledger.wait_for(lambda: len(ledger.got) == 20, 60))
+    # The next batch is planned with records of both, and cut off.
+    monkeypatch.setattr(failpoints, "_passed", Counter())
+    commits = application.checkpoint / "commits"
+    committed = newest(commits)
+    with monkeypatch.context() as failing:
+
+        def fail_with_records() -> None:
+            assert_eventually(lambda: newest(commits) > committed, 60, "the first batch")
+            failing.setenv(failpoints.VARIABLE, "batch-begun=raise")
+            publish(second, b"lost")
+            publish(first, b"later")
+
+        assert "failpoint batch-begun" in job.failure(meanwhile=fail_with_records)
+    job.overrides[job.overrides.index(every)] = without
+    refusal = f"error: checkpoint-mismatch: topics.input no longer names {second}, {empty}. Put it back"
+    assert refusal in job.failure()
+    admin = AdminClient({"bootstrap.servers": application.bootstrap})
+    partitions = len(admin.list_topics(timeout=10).topics[second].partitions)
+    admin.delete_topics([second])[second].result()
+    assert_eventually(lambda: second not in admin.list_topics(timeout=10).topics)
+    if is_created_again:
+        admin.create_topics([NewTopic(second, partitions, 1)])[second].result()
+    job.overrides.append("topics.skip_expired=true")
+    job.run_until(lambda: ledger.wait_for(lambda: values()[b"later"] == 10, 60))
+    job.overrides.pop()
+    publish(first, b"last")
+    job.run_until(lambda: ledger.wait_for(lambda: values()[b"last"] == 10, 60))
+    assert values() == {b"first": 10, b"second": 10, b"later": 10, b"last": 10}
+    # The ledger waits for the lost ones.
+    ledger.close()
 
 
 def _recreate(application: Application) -> None:
