@@ -55,6 +55,7 @@ class Recovered:
     """The state from which a start of the job continues.
 
     - `planned`: the newest batch in the offset log, or None before the first.
+    - `has_left`: whether that batch has staged or sealed anything.
     - `unread`: the known input topics that no message was accepted from.
     - `guard`: guards the table's log against a process that was cut off.
     - `parts`: the parts that the table has, and the last due time in each (epoch ms).
@@ -67,6 +68,7 @@ class Recovered:
 
     checkpoint: Checkpoint
     planned: PlannedBatch | None
+    has_left: bool
     settings_history: SettingsHistory
     unread: set[str]
     store: BucketTable
@@ -126,7 +128,8 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     history = _amended_history(settings, checkpoint, planned, input_ids(settings))
     # By the markers too: a start that was cut off may have moved the offsets back, and not recorded the new topic.
     accepted = [checkpoint.read_offsets(), *(marker.batch.ends for marker in markers if marker is not None)]
-    if planned is not None and _has_left_something(checkpoint, store, markers, planned):
+    has_left = planned is not None and _has_left_something(checkpoint, store, markers, planned)
+    if planned is not None and has_left:
         accepted.append(checkpoint.planned(planned).offsets)
     unread = unread_topics(history.newest.input_ids, *accepted)
     # 4. Create the table.
@@ -166,7 +169,7 @@ def recover(spark: SparkSession, settings: Settings, fresh: bool, lease: HeldLea
     newest = None if planned is None else checkpoint.planned(planned)
     left, id_rows = abandoned(store.delta_partitions()), {kind: store.id_partitions(kind) for kind in IdRows}
     return Recovered(
-        checkpoint, newest, history, unread, store, guard, catalog, parts, left, id_rows, token, cutoff_ms,
+        checkpoint, newest, has_left, history, unread, store, guard, catalog, parts, left, id_rows, token, cutoff_ms,
         overdue,
     )  # fmt: skip
 

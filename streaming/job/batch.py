@@ -89,7 +89,7 @@ class BatchRunner:
             following = 0 if committed is None else committed + 1
             self._cancels.read_ahead(self._origin.bucket_of(following), self._origin)
         self._claims, self._old_claims = claims, OldClaims(settings)
-        self._admission = Admission(state.checkpoint, state.store, settings, self._earlier.batch_id)
+        self._admission = Admission(state.checkpoint, state.store, settings, self._earlier.batch_id, state.has_left)
         batch_settings = state.settings_history.newest
         self._pace = Pace(state.store.spark, settings, batch_settings, claims)
         # The background work.

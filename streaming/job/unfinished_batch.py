@@ -73,7 +73,7 @@ def check_input(settings: Settings, state: Recovered) -> list[str]:
 def begin_again(
     spark: SparkSession, settings: Settings, lease: HeldLease, before: Recovered, topics: Collection[str]
 ) -> Recovered:
-    """Let the job read those of `topics` that are inputs from their beginning, and return the new state.
+    """Let the job read `topics` from their beginning, unless they are no inputs any more, and return the new state.
 
     Before that, the batch that was cut off is replayed without the records of the old topics.
     """

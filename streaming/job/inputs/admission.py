@@ -11,8 +11,8 @@ A batch accepts the records of a topic for which there is room. It refuses the l
 messages that it stages at once and that never wait. Offsets that were deleted before the job could read them do not
 count as records: a first batch begins at the start of the topic's log, and with `topics.skip_expired` any batch may.
 
-The refusals of a batch are in the checkpoint before it runs, so that a replay refuses the same records. A batch that
-has recorded nothing refuses nothing.
+The refusals of a batch are in the checkpoint before it runs, so that a replay refuses the same records. If a batch has
+staged or sealed something and recorded no refusals, its replay refuses nothing.
 """
 
 from __future__ import annotations
@@ -108,13 +108,17 @@ class Admission:
         store: BucketTable,
         settings: Settings,
         replayed: int | None = None,
+        has_left: bool = False,
         few_spans: int = _FEW_SPANS,
     ) -> None:
-        """Take the checkpoint as it is at the start of the job, and the number of the batch that is `replayed`."""
+        """Take the checkpoint as it is at the start of the job, and the number of the batch that is `replayed`.
+
+        `has_left` is whether that batch has staged or sealed anything.
+        """
         self._checkpoint = checkpoint
         self._store = store
         self._settings = settings
-        self._replayed = replayed
+        self._replayed, self._has_left = replayed, has_left
         self._waiting = WaitingMessages(few_spans=few_spans)
         # When the table was counted last, by the monotonic clock (None: never).
         self._counted_s: float | None = None
@@ -130,7 +134,10 @@ class Admission:
         if not batch_settings.limits_waiting:
             return NONE_REFUSED
         if span.batch_id == self._replayed:
-            return self._checkpoint.refused(span.batch_id)
+            recorded = self._checkpoint.refused(span.batch_id)
+            # A batch that has neither left nor recorded anything has mostly been planned only.
+            if self._has_left or recorded != NONE_REFUSED:
+                return recorded
         most = {
             topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
         }

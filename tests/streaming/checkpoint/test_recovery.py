@@ -177,9 +177,10 @@ def test_a_batch_that_a_clock_far_ahead_has_planned_is_planned_again_unless_it_h
     plan(folder, 1, now_ms + 366 * DAY)
     recovered = recover(spark, settings, False, lease)
     assert recovered.planned is not None
-    assert (recovered.planned.batch_id, recovered.checkpoint.last_planned()) == (0, 0)
+    assert (recovered.planned.batch_id, recovered.checkpoint.last_planned(), recovered.has_left) == (0, 0, False)
     # A job with a greater limit has run it.
     plan(folder, 1, now_ms + 366 * DAY)
     store = BucketTable(spark, buckets_path(settings))
     store.append(sealed_rows(spark, 1, [{"deliver_at_ms": 99}], some_batch_settings()), origin.checkpoint, 1)
-    assert recover(spark, settings, False, lease).checkpoint.last_planned() == 1
+    recovered = recover(spark, settings, False, lease)
+    assert (recovered.checkpoint.last_planned(), recovered.has_left) == (1, True)

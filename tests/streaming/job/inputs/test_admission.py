@@ -17,7 +17,7 @@ from pyspark.sql import Row
 from conf.settings import Settings
 from sources.intake.accept import accept
 from state.buckets.operator import KEPT, SEALED, ShardRows
-from state.checkpoint.batch_settings import DelayPolicy, Refusal
+from state.checkpoint.batch_settings import NONE_REFUSED, DelayPolicy, Refusal
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan
 from state.message import decode_chunk
@@ -63,9 +63,12 @@ def test_records_that_forwarders_took_need_no_room(start: int, taken: set[int], 
 
 @dataclass
 class FirstCheckpoint:
-    """A checkpoint without a batch, with the method that `Admission` calls."""
+    """A checkpoint without a batch, with the methods that `Admission` calls."""
 
     written: dict[int, Refusal] = field(default_factory=dict)
+
+    def refused(self, batch_id: int) -> Refusal:
+        return self.written.get(batch_id, NONE_REFUSED)
 
     def write_refused(self, batch_id: int, refusal: Refusal) -> None:
         self.written[batch_id] = refusal
@@ -126,6 +129,19 @@ def test_a_first_batch_does_not_count_what_an_earlier_checkpoint_has_staged(cuto
     span = BatchSpan(origin, 0, 0, 500, {"in": {"0": 0}}, {"in": {"0": 11}})
     found = decides.refusal(some_batch_settings(policy=DelayPolicy(most_waiting=10)), span, 0)
     assert found.from_offsets == {"in": {"0": accepted}}
+
+
+@pytest.mark.parametrize(
+    ("has_left", "recorded", "accepted"), [(False, None, 4), (True, None, 11), (False, 7, 7), (True, 7, 7)]
+)
+def test_a_batch_that_was_planned_only_decides_anew_and_one_that_has_run_as_before(
+    has_left: bool, recorded: int | None, accepted: int
+) -> None:
+    checkpoint = FirstCheckpoint({} if recorded is None else {0: Refusal({"in": {"0": recorded}}, 10)})
+    decides = Admission(cast(Checkpoint, checkpoint), cast(Any, Table()), Settings(), 0, has_left)
+    span = BatchSpan(CheckpointOrigin("c", 1, 2), 0, 0, 10, {"in": {"0": 0}}, {"in": {"0": 11}})
+    found = decides.refusal(some_batch_settings(policy=DelayPolicy(most_waiting=4)), span, 0)
+    assert found.from_offsets.get("in", {}).get("0", 11) == accepted
 
 
 def test_offsets_that_were_deleted_unread_are_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
