@@ -139,7 +139,8 @@ class ClosedTopics:
             logged = [topic for topic in found if self._logged_s.get(topic, -_LOG_EVERY_S) <= now_s - _LOG_EVERY_S]
             self._logged_s |= dict.fromkeys(logged, now_s)
         for topic in logged:
-            log.warning("messages for %s become dead letters: %s", topic, found[topic].error)
+            missing = f", partitions from {found[topic].partitions} on," if found[topic].partitions else ""
+            log.warning("messages for %s%s become dead letters: %s", topic, missing, found[topic].error)
         for topic in reopened:
             log.warning("output topic %s accepts records again", topic)
 

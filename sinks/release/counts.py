@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sinks.release.records import message_ids
 from state.answers import count_results
 from state.kinds import ANSWER, is_delivered, kinds_of
 from state.message_ids import ID
@@ -55,10 +53,10 @@ class ReleaseCounts:
         self._dead_letters: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
 
-    def add(self, messages: pa.Table, replaced: Mapping[bytes, str], released_ms: int) -> None:
+    def add(self, messages: pa.Table, replaced: Mapping[int, str], released_ms: int) -> None:
         """Add the messages of a transaction. Its commit was acknowledged at `released_ms` (epoch ms).
 
-        `replaced` has the reasons of the messages that became dead letters while they were written, by message id.
+        `replaced` has the reasons of the messages that became dead letters while they were written, by row.
         """
         due = self._due(messages, replaced)
         late_ms = released_ms - due.column("deliver_at_ms").to_numpy()
@@ -73,7 +71,7 @@ class ReleaseCounts:
                 counts.late_ms += int(np.maximum(own, 0).sum())
                 counts.early += int((own < 0).sum())
 
-    def _due(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.Table:
+    def _due(self, messages: pa.Table, replaced: Mapping[int, str]) -> pa.Table:
         """Return the delivered ones of `messages`, and count the others: answers and dead letters."""
         is_due = is_delivered(messages)
         # This holds nearly always, and then no copy is needed.
@@ -81,9 +79,8 @@ class ReleaseCounts:
             return messages
         results = count_results(messages.select(["value"]).filter(pa.array(kinds_of(messages) == ANSWER)))
         codes = messages.column("error_code").drop_null().to_pylist()
+        is_due[[*replaced]] = False
         due = messages.select(_COUNTED_BY).filter(pa.array(is_due))
-        if replaced:
-            due = due.filter(pc.invert(pc.is_in(message_ids(due), pa.array([*replaced], pa.binary()))))
         with self._lock:
             self._answers.update(results)
             self._dead_letters.update(codes)

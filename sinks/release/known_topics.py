@@ -237,14 +237,14 @@ class Topics:
             dead |= np.concatenate([self._expiry.expired(part, clock_ms) for part in messages.to_batches()] or [dead])
         return pc.if_else(pa.array(dead), self._dead_letter, outputs)
 
-    def went_to(self, messages: pa.Table, replaced: Mapping[bytes, str]) -> pa.ChunkedArray:
-        """Return the topic to which each of `messages` was written; `replaced` has the ids of those refused."""
+    def went_to(self, messages: pa.Table, replaced: Mapping[int, str]) -> pa.ChunkedArray:
+        """Return the topic to which each of `messages` was written; `replaced` has the rows that were refused."""
         outputs = messages.column("output_topic")
         if not replaced:
             return outputs
-        return pc.if_else(
-            pc.is_in(message_ids(messages), pa.array([*replaced], pa.binary())), self._dead_letter, outputs
-        )
+        dead = np.zeros(messages.num_rows, dtype=bool)
+        dead[[*replaced]] = True
+        return pc.if_else(pa.array(dead), self._dead_letter, outputs)
 
     def of(self, planned: Planned) -> set[str]:
         """Return the topics that a transaction may be written to: any message may become a dead letter."""

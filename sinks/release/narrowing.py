@@ -55,7 +55,8 @@ class Narrowing:
         if self._has_other_cause(refusal, planned, begun_ms, tries, is_often):
             return None
         if refusal.is_certain:
-            for identity in refusal.ids:
+            # Occurrences of one message have one id.
+            for identity in {*refusal.ids}:
                 topics.refuse(topic, identity, error)
         if is_often:
             topics.refuse_all(topic, planned.messages, error)

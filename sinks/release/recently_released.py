@@ -6,7 +6,7 @@ The shard that has released a message is certain of it. So such a request need n
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sinks.release.reports import Offsets
 from state.answers import Output
 from state.kinds import ANSWER, DEAD_LETTER, KIND, kinds_of
-from state.message_ids import ID_SCHEMA, id_texts, places_in
+from state.message_ids import ID_SCHEMA, places_in
 
 # Long enough for a user who has just seen that a message was released. After that, its id may belong to another
 # message, in an input topic that was recreated.
@@ -25,17 +25,13 @@ _KEPT_MS = 120_000
 # In 2 MB.
 _MOST_MESSAGES = 20_000
 _OUTPUT = [("output_topic", pa.string()), ("output_partition", pa.int32())]
-_KEPT = pa.schema([*ID_SCHEMA, KIND, *_OUTPUT, ("transaction", pa.int64())])
+_KEPT = pa.schema([*ID_SCHEMA, KIND, *_OUTPUT, ("is_replaced", pa.bool_()), ("transaction", pa.int64())])
 
 
 @dataclass(frozen=True)
 class _Transaction:
-    """The ids of the messages that became dead letters while they were written, and the offsets of the records.
+    """The offsets of its records. It was committed at `released_ms` (epoch ms)."""
 
-    It was committed at `released_ms` (epoch ms).
-    """
-
-    dead: Collection[bytes]
     offsets: Offsets
     released_ms: int
 
@@ -58,19 +54,25 @@ class RecentlyReleased:
         self._fresh: list[pa.Table] = []
         self._settled = _KEPT.empty_table()
 
-    def add(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets, released_ms: int) -> None:
+    def add(self, messages: pa.Table, replaced: Mapping[int, str], offsets: Offsets, released_ms: int) -> None:
         """Add the messages of a transaction that was committed at `released_ms` (epoch ms).
 
-        `replaced` has the messages that became dead letters while they were written, by message id. `offsets` has the
-        first and the last offset of the records, by topic and partition.
+        `replaced` has the messages that became dead letters while they were written, by row. `offsets` has the first
+        and the last offset of the records, by topic and partition.
         """
-        kept, is_answer = messages.select(_KEPT.names[:-1]), kinds_of(messages) == ANSWER
+        is_dead = np.zeros(messages.num_rows, dtype=bool)
+        is_dead[[*replaced]] = True
+        kept = messages.select(_KEPT.names[:-2]).append_column("is_replaced", pa.array(is_dead))
+        is_answer = kinds_of(messages) == ANSWER
         # The request of a replacement has the id of the replacement. To copy the others takes longer than to look.
         if is_answer.any():
-            kept = kept.filter(pa.array(~is_answer))
+            kept, is_dead = kept.filter(pa.array(~is_answer)), is_dead[~is_answer]
+        if replaced:
+            # The first one of several occurrences with one id is found. So those that were delivered come first.
+            kept = kept.take(pa.array(np.argsort(is_dead, kind="stable")))
         with self._lock:
             number = next(self._numbers)
-            self._transactions[number] = _Transaction(frozenset(replaced), offsets, released_ms)
+            self._transactions[number] = _Transaction(offsets, released_ms)
             self._fresh.append(kept.append_column("transaction", pa.repeat(pa.scalar(number), kept.num_rows)))
 
     def settle(self, now_ms: int) -> None:
@@ -96,9 +98,9 @@ class RecentlyReleased:
         places = places_in(known, asked)
         found = np.flatnonzero(places >= 0)
         rows = known.take(pa.array(places[found]))
-        for at, identity, number, topic, partition, is_dead in zip(
+        for at, is_replaced, number, topic, partition, is_dead in zip(
             found.tolist(),
-            id_texts(rows).cast(pa.binary()).to_pylist(),
+            rows.column("is_replaced").to_pylist(),
             rows.column("transaction").to_pylist(),
             rows.column("output_topic").to_pylist(),
             rows.column("output_partition").to_pylist(),
@@ -109,7 +111,7 @@ class RecentlyReleased:
             if not transaction.is_recent(now_ms):
                 continue
             # The client has chosen the partition of a dead letter.
-            if identity in transaction.dead:
+            if is_replaced:
                 outputs[at] = Output(self._dead_letter)
             elif is_dead:
                 outputs[at] = Output(topic)

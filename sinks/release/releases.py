@@ -23,7 +23,7 @@ class Releases:
         self._context = context
         self._lateness = LatenessWindow()
 
-    def add(self, messages: pa.Table, replaced: Mapping[bytes, str], offsets: Offsets, released_ms: int) -> None:
+    def add(self, messages: pa.Table, replaced: Mapping[int, str], offsets: Offsets, released_ms: int) -> None:
         """Add the messages of a transaction (`ring.OnReleased`)."""
         self.recent.add(messages, replaced, offsets, released_ms)
         self._lateness.add(messages.column("deliver_at_ms"), released_ms)

@@ -51,9 +51,9 @@ _POLL_S = 0.05
 _PIECE_S = 0.1
 
 
-# Takes the messages of a transaction, the reasons of those that became dead letters by message id, the offsets of its
+# Takes the messages of a transaction, the reasons of those that became dead letters by row, the offsets of its
 # records, and when its commit was acknowledged (epoch ms).
-OnReleased = Callable[[pa.Table, Mapping[bytes, str], Offsets, int], None]
+OnReleased = Callable[[pa.Table, Mapping[int, str], Offsets, int], None]
 
 
 class ClockSetBack(Exception):
@@ -123,10 +123,10 @@ class Ring:
         """How long the oldest open transaction has been open, in s; 0 if no transaction is open."""
         return max((writer.producer.open_s for writer in self._writers), default=0.0)
 
-    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[bytes, str] | None:
+    def write(self, planned: Planned, position: Position, search: FaultSearch | None) -> Mapping[int, str] | None:
         """Fill the next transaction, and pass it on to be ended when its last message is due.
 
-        Returns the reasons of the messages that became dead letters, by message id; None, and writes nothing, if the
+        Returns the reasons of the messages that became dead letters, by row; None, and writes nothing, if the
         ring is worn.
 
         Waits while all producers are in use, and until the topics take the records' timestamps. Raises what

@@ -160,7 +160,7 @@ class ShardWriter:
                 self._recover(failure, needs)
             todo = deque(self.in_flight)
 
-    def _fill(self, planned: Planned) -> Mapping[bytes, str] | None:
+    def _fill(self, planned: Planned) -> Mapping[int, str] | None:
         """Do what `Ring.write` does."""
         assert self.ring is not None
         if planned.passed_on is not None:

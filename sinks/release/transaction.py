@@ -65,7 +65,7 @@ class TransactionWriter:
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
         self._unflushed: dict[tuple[str, int], int] = {}
         # The messages of the transaction that became dead letters: the reason of each, by message id.
-        self.replaced: dict[bytes, str] = {}
+        self.replaced: dict[int, str] = {}
 
     @property
     def offsets(self) -> Offsets:
@@ -90,6 +90,8 @@ class TransactionWriter:
             else:
                 self._fill_in_groups(planned, check, search, topics)
             if planned.passed_on is not None:
+                # The next shard reads nothing behind the requests until the transaction ends. Messages may hold it up.
+                self._flush(topics)
                 self._pass_on(planned.passed_on)
             self._record(planned.recalled, topics)
             # No timestamp: the topic may limit it by the broker's clock.
@@ -127,31 +129,38 @@ class TransactionWriter:
             self.producer.produce(batch)
 
     def _checked(self, planned: Planned, check: RecordCheck) -> Iterable[Record]:
+        first = 0
         for part in planned.messages.to_batches():
             for row, record in enumerate(records(part)):
-                yield self._admitted(check, record, part, row)
+                yield self._admitted(check, record, part, row, first)
+            first += part.num_rows
 
-    def _admitted(self, check: RecordCheck, record: Record, part: pa.RecordBatch, row: int) -> Record:
-        """Return the record to write in place of `record`, which was made from a `row` of `part`."""
+    def _admitted(self, check: RecordCheck, record: Record, part: pa.RecordBatch, row: int, first: int) -> Record:
+        """Return the record to write in place of `record`, which was made from a `row` of `part`.
+
+        The messages of `part` begin with the row `first` of the transaction.
+        """
         published_ms, kind = (part.column(name)[row].as_py() for name in ("timestamp_ms", "kind"))
         admitted = check.admitted(record, published_ms, kind)
         # The dead letter of a message may have its topic, if that is the dead-letter topic by now.
         if admitted.topic != record.topic or (kind != DEAD_LETTER and admitted.headers != record.headers):
-            self.replaced[record_id(admitted)] = error_code(admitted.headers)
+            self.replaced[first + row] = error_code(admitted.headers)
         return admitted
 
     def _fill_whole(self, planned: Planned, check: RecordCheck, topics: Collection[str]) -> None:
+        first = 0
         for part in planned.messages.to_batches():
             made, written = records(part), 0
             for row in check.apart(part, planned.topics, planned.largest_bytes):
                 self.producer.produce(islice(made, row - written))
-                record = self._admitted(check, next(made), part, row)
+                record = self._admitted(check, next(made), part, row, first)
                 self._make_room(record, check, topics)
                 self.producer.produce(
                     [record], self.producer.reports.of_tried(record) if check.is_tried(record) else None
                 )
                 written = row + 1
             self.producer.produce(made)
+            first += part.num_rows
 
     def _fill_in_groups(
         self, planned: Planned, check: RecordCheck, search: FaultSearch, topics: Collection[str]

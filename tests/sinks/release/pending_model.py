@@ -134,11 +134,16 @@ class Release:
                 assert any(offsets <= set(chunk.column("offset").to_pylist()) for _, chunk in self.logs.chunks)
 
     def memory_is_bounded(self) -> bool:
-        """Return whether memory is within its bound, apart from the messages in order and one message of each chunk."""
+        """Return whether memory is within its bound, apart from parts that always stay.
+
+        These are the messages in order, one message of each chunk, and the next incoming chunk of each log.
+        """
+        merge = self.pending.merge
         # No message has more.
         least_bytes = sum(table.slice(0, 1).nbytes for _, table in self.logs.chunks)
-        bound: int = self.pending.merge.max_bytes + self.pending.merge.current.nbytes + least_bytes
-        return self.pending.merge.nbytes <= bound
+        next_bytes = sum(len(own[0].payload or b"") for own in merge.chunks.incoming.values() if own)
+        bound: int = merge.max_bytes + merge.current.nbytes + least_bytes + next_bytes
+        return merge.nbytes <= bound
 
     def commit(self) -> None:
         if self.planned:

@@ -29,9 +29,16 @@ def test_dead_letters_count_by_reason_and_not_among_the_delivered_messages() -> 
         {"offset": 1, "topic": "in", "partition": 0, "output_topic": "out"},
         {"offset": 2, "output_topic": "dead", "error_code": "bad-delay", "error_text": "no number"},
     ]
-    counts.add(messages(rows), {b"in/0/1": "message-too-large"}, 100)
+    counts.add(messages(rows), {1: "message-too-large"}, 100)
     assert {topic: own.messages for topic, own in counts.topics().items()} == {"out": 1}
     assert counts.dead_letters() == {"bad-delay": 1, "message-too-large": 1}
+
+
+def test_of_occurrences_with_one_id_only_those_that_expired_are_dead_letters() -> None:
+    counts = ReleaseCounts()
+    counts.add(messages([{"offset": 0, "output_topic": "out"}] * 9), dict.fromkeys(range(4), "expired"), 100)
+    assert counts.topics()["out"].messages == 5
+    assert counts.dead_letters() == {"expired": 4}
 
 
 def test_answers_to_cancels_count_by_result_and_are_no_messages() -> None:

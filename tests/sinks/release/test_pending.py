@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sinks.internal_topics.position import Log, Place
@@ -37,6 +37,8 @@ _LIMITS = st.builds(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(chunks=_CHUNKS, steps=_STEPS, limits=_LIMITS)
+# The next incoming chunk stays, however little memory there is.
+@example(chunks=[([(0, "a")], Log.READY, 1)], steps=[("arrive", 1, 0), ("shrink", 1, 0)], limits=Limits(1, 1, 1, {}))
 def test_each_message_is_released_once_and_in_order_unless_it_arrived_behind(
     chunks: list[tuple[list[tuple[int, str]], Log, int]], steps: list[tuple[str, int, int]], limits: Limits
 ) -> None:

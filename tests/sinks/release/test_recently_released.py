@@ -38,10 +38,15 @@ def test_it_tells_the_topic_the_partition_and_the_offsets_of_the_transaction() -
 def test_of_dead_letters_it_tells_the_topic() -> None:
     released = RecentlyReleased(DEAD)
     refused = _sent(0, 1, output_topic=DEAD, error_code="bad-delay", error_text="no")
-    released.add(
-        pa.concat_tables([refused, _sent(1, 2)]), {b"delayline-in/0/1": "expired"}, {("out", 0): (0, 0)}, NOW_MS
-    )
+    released.add(pa.concat_tables([refused, _sent(1, 2)]), {1: "expired"}, {("out", 0): (0, 0)}, NOW_MS)
     assert released.find(_asked(0, 1, 2), NOW_MS) == [Output(DEAD), Output(DEAD), Output("out", 0, (0, 0))]
+
+
+def test_of_occurrences_in_one_transaction_it_tells_one_that_went_where_it_says() -> None:
+    released = RecentlyReleased(DEAD)
+    occurrences = pa.concat_tables([_sent(0, 1), _sent(0, 1)])
+    released.add(occurrences, {0: "expired"}, {("out", 0): (4, 4)}, NOW_MS)
+    assert released.find(_asked(0), NOW_MS) == [Output("out", 0, (4, 4))]
 
 
 def test_offsets_that_were_not_reported_are_not_told() -> None:

@@ -62,17 +62,17 @@ def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(bench: Rel
 
 
 class _Ring:
-    """A ring with topics that refuse some messages, by their ids."""
+    """A ring with topics that refuse some messages, by their rows."""
 
     is_worn = False
 
-    def __init__(self, replaced: dict[bytes, str]) -> None:
+    def __init__(self, replaced: dict[int, str]) -> None:
         self.replaced = replaced
 
     def check(self) -> None:
         pass
 
-    def write(self, *_: object) -> dict[bytes, str]:
+    def write(self, *_: object) -> dict[int, str]:
         return self.replaced
 
 
@@ -83,7 +83,7 @@ def test_what_became_a_dead_letter_while_it_was_written_costs_nothing_of_the_rat
     monkeypatch.setattr(RateLimiter, "spend", lambda _, charges, __: spent.append(charges))
     settings = load_settings(None, ["release.messages_per_second=10"], environ={})
     writer = ShardRelease(ReleaseContext(settings, "test"), 0)._writer
-    for replaced in ({}, {b"delayline-in/0/%d" % n: "expired" for n in range(3)}):
+    for replaced in ({}, dict.fromkeys(range(3), "expired")):
         writer.ring = cast(Ring, _Ring(replaced))
         table = messages({"offset": n} for n in range(3))
         writer.write(Planned(table, Position(), 100), dict)
