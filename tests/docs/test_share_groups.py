@@ -19,6 +19,7 @@ from tests.quick_java import quick_broker
 _PROGRAM = Path(__file__).parent / "ShareReader.java"
 
 
+@pytest.mark.thorough
 @pytest.fixture
 def broker(java: str, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A broker of its own: share groups are a feature of the cluster, which the first reader switches on."""

@@ -74,6 +74,7 @@ def _maintained(store: BucketTable, cutoff_ms: int = 0) -> Maintenance:
     return maintenance
 
 
+@pytest.mark.thorough
 @pytest.fixture
 def cluster(spark: SparkSession) -> Iterator[SparkSession]:
     """A session with defaults for new tables that change how a table is written."""

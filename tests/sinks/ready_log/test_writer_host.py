@@ -103,7 +103,7 @@ def test_a_batch_of_many_megabytes_passes_through_the_host(daemon: Daemon, plan:
     assert ready(plan) == [*range(600)]
 
 
-@pytest.mark.parametrize("behind", [1, 600])
+@pytest.mark.parametrize("behind", [1, pytest.param(600, marks=pytest.mark.thorough)])
 def test_an_error_of_the_host_is_raised_in_the_worker_however_much_it_has_left_to_send(
     daemon: Daemon, plan: HandOverPlan, ready: Ready, behind: int
 ) -> None:

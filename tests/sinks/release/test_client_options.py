@@ -13,7 +13,7 @@ from tests.sinks.release.bench import ReleaseBench
     "options",
     [
         ["batch.num.messages=1", "batch.size=1"],
-        ["linger.ms=900000"],
+        pytest.param(["linger.ms=900000"], marks=pytest.mark.thorough),
         ["queue.buffering.max.ms=900000"],
         ["max.in.flight=1", "retries=1"],
         ["message.max.bytes=1000", "batch.size=2000000000"],

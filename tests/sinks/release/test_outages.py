@@ -179,7 +179,7 @@ def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_
     assert f"{topic}/0 has lost the committed position" in str(release.error)
 
 
-@pytest.mark.parametrize("creates", [False, True])
+@pytest.mark.parametrize("creates", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_exists_again(
     broker: EmbeddedBroker,
     frail: EmbeddedBroker,
@@ -219,7 +219,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
 _HASTY = Waits(slow=1.0, confirm=0.5, look_again=0.0)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_until_it_is_there_again(
     broker: EmbeddedBroker, make_bench: MakeBench, caplog: pytest.LogCaptureFixture, restarted: bool
 ) -> None:
@@ -288,7 +288,9 @@ def test_topics_that_are_gone_stop_the_others_once_and_not_each_for_itself(
     assert release._writer.topics.closed.now.keys() == set(sides)
 
 
-@pytest.mark.parametrize("option", ["message.timeout.ms", "delivery.timeout.ms"])
+@pytest.mark.parametrize(
+    "option", ["message.timeout.ms", pytest.param("delivery.timeout.ms", marks=pytest.mark.thorough)]
+)
 def test_a_short_timeout_of_records_is_longer_than_the_client_waits_for_more_of_them(
     bench: ReleaseBench, option: str
 ) -> None:

@@ -129,7 +129,7 @@ def _spread_widely() -> Logs:
     return Logs.of((offset, in_order(messages(own))) for offset, own in enumerate(rows))
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_chunks_of_which_each_has_messages_of_ten_minutes_keep_within_memory(restarts: bool) -> None:
     release = Release(_spread_widely(), Limits(1_000, 1_000_000, 20))
     largest = max(table.nbytes for _, table in release.logs.chunks)

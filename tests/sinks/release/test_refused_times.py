@@ -56,7 +56,14 @@ def test_overdue_messages_have_their_due_times_as_timestamps_in_a_topic_that_doe
 
 
 @pytest.mark.usefixtures("hidden")
-@pytest.mark.parametrize(("bad", "count"), [({3}, 10), ({0, 3, 4}, 10), ({0, 1, 2, 3}, 4)])
+@pytest.mark.parametrize(
+    ("bad", "count"),
+    [
+        pytest.param({3}, 10, marks=pytest.mark.thorough),
+        ({0, 3, 4}, 10),
+        pytest.param({0, 1, 2, 3}, 4, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_record_too_old_for_a_topic_that_hides_it_becomes_a_dead_letter_and_the_rest_follows_in_order(
     bench: ReleaseBench, make_topic: MakeTopic, bad: set[int], count: int
 ) -> None:

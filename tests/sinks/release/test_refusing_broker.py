@@ -108,6 +108,7 @@ def test_an_error_of_a_topic_that_passes_makes_no_dead_letter(
     assert bench.read(bench.dead_letter) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "code",
     _some_thorough(

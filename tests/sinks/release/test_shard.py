@@ -94,7 +94,7 @@ def test_a_shard_that_waits_for_messages_goes_on_and_one_whose_thread_hangs_does
     assert_eventually(lambda: release.still_s < 1, 10)
 
 
-@pytest.mark.parametrize("most_bytes", [None, 0])
+@pytest.mark.parametrize("most_bytes", [pytest.param(None, marks=pytest.mark.thorough), 0])
 def test_a_large_backlog_of_late_messages_is_released_once(bench: ReleaseBench, most_bytes: int | None) -> None:
     bench.change("release.transaction_messages=500")
     assert bench.release(due_at(bench, [now_ms()])) == 1

@@ -129,6 +129,7 @@ def test_the_broker_command_serves_until_sigterm(tmp_path: Path) -> None:
         node.kill()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("java")
 def test_a_broker_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
     node = start("broker", "--dir", str(tmp_path), "--port", "0")

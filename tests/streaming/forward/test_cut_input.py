@@ -124,8 +124,8 @@ def _error_of_forwarder(bench: ForwardBench, member: str) -> str | None:
     "name",
     [
         pytest.param("below", id="it ends below what claims have decided"),
-        pytest.param("grown", id="it has grown beyond that before a forwarder looks"),
-        pytest.param("read", id="a forwarder reads it meanwhile"),
+        pytest.param("grown", id="it has grown beyond that before a forwarder looks", marks=pytest.mark.thorough),
+        pytest.param("read", id="a forwarder reads it meanwhile", marks=pytest.mark.thorough),
     ],
 )
 def test_a_cut_partition_ends_forwarders_and_batches_until_its_topic_is_created_again(cut: Cut, name: str) -> None:

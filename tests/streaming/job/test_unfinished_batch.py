@@ -40,6 +40,7 @@ def _log(settings: Settings, checkpoint: Path, planned: int, committed: int) -> 
             (checkpoint / log / str(batch_id)).write_text(text)
 
 
+@pytest.mark.thorough
 def test_a_storage_that_fails_while_a_topic_that_was_created_again_is_begun_is_named(
     spark: SparkSession, make_settings: MakeSettings, store: BucketTable, tmp_path: Path
 ) -> None:

@@ -157,7 +157,13 @@ def test_a_part_that_has_lost_both_its_files_may_have_had_schedules(sealed: Buck
     assert corruption.may_lose_schedules
 
 
-@pytest.mark.parametrize("lost", [(chunks_of, metadata_of), (chunks_of,)], ids=["both files", "its chunks"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param((chunks_of, metadata_of), id="both files", marks=pytest.mark.thorough),
+        pytest.param((chunks_of,), id="its chunks"),
+    ],
+)
 def test_a_repair_removes_a_part_that_lost_its_files_and_notes_if_it_may_have_had_schedules(
     sealed: BucketTable,
     repair_options: None,

@@ -64,6 +64,7 @@ def recreated(settings: Settings) -> Settings:
     return settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": True})})
 
 
+@pytest.mark.thorough
 def test_it_goes_on_with_a_topic_that_was_created_again(
     spark: SparkSession, recreated: Settings, store: BucketTable, lease: HeldLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +111,7 @@ def test_a_topic_created_again_that_a_job_has_begun_to_read_is_refused_before_an
         rebuilt(spark, recreated, store, lease)
 
 
-@pytest.mark.parametrize("are_deleted", [False, True])
+@pytest.mark.parametrize("are_deleted", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_it_does_not_take_the_rest_of_other_input_topics_for_its_own(
     spark: SparkSession,
     settings: Settings,

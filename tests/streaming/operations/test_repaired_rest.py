@@ -55,7 +55,7 @@ def _files_of(store: BucketTable, bucket: int) -> list[Path]:
     return sorted(Path(store.path, f"part={chunks_of(sealed_part(bucket))}").glob("*.parquet"))
 
 
-@pytest.mark.parametrize("are_expired", [False, True])
+@pytest.mark.parametrize("are_expired", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_what_is_left(
     spark: SparkSession,
     settings: Settings,
@@ -104,7 +104,7 @@ def test_a_rebuild_accepts_again_what_the_rest_has_lost_unless_it_would_lose_wha
     assert origin.overdue_bucket == (sealed_in if are_expired else sealed_in + 1)
 
 
-@pytest.mark.parametrize("is_announced", [False, True])
+@pytest.mark.parametrize("is_announced", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_rescale_seals_the_state_again_after_a_repair_of_it(
     spark: SparkSession, settings: Settings, store: BucketTable, lease: HeldLease, tmp_path: Path, is_announced: bool
 ) -> None:

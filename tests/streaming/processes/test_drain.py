@@ -78,6 +78,7 @@ def test_all_messages_of_all_shards_are_released_when_they_are_due(
     drain(prepared)
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_cancel_that_takes_out_two_messages_with_one_id_leaves_nothing_to_wait_for(
     prepared: Settings, handed_over: HandOver, released: Released

@@ -16,6 +16,7 @@ from tests.eventually import assert_eventually
 from tests.streaming.processes.conftest import HandOver, Released, delete_records, releasing
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(12)
 def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
     prepared: Settings, handed_over: HandOver, released: Released

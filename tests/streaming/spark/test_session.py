@@ -181,6 +181,7 @@ def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback(lo
     assert (logs_json.code, len(logs_json.stderr)) == (130, 1), logs_json.stderr
 
 
+@pytest.mark.thorough
 def test_java_logs_json_with_the_keys_of_python(logs_json: Ended) -> None:
     line = json.loads(logs_json.stderr[0])
     assert {name: line[name] for name in ("level", "logger", "message")} == {

@@ -38,6 +38,7 @@ def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: Bu
     assert len(set(taken_messages)) == 9
 
 
+@pytest.mark.thorough
 def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_that_the_merge_dropped(
     store: BucketTable,
 ) -> None:
