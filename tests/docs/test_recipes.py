@@ -144,9 +144,9 @@ def test_the_recipe_for_a_cancel_asks_for_the_message_in_its_own_partition(
     broker: EmbeddedBroker, producer: KafkaProducer, make_topic: MakeTopic
 ) -> None:
     cancel, topic = recipe("cancelling", "cancel"), make_topic(3)
-    sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
-    asked = cancel(producer, sent)
-    assert asked == f"{topic}/2/1"
+    producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2).get()
+    request_id = cancel(producer, f"{topic}/2/0")
+    assert request_id == f"{topic}/2/1"
     message = _accepted(_read(broker, topic, 2, 1))
     assert (message["output_topic"], message["key"]) == ("delayline-results", f"{topic}/2/0".encode())
 
@@ -155,8 +155,8 @@ def test_the_recipe_for_a_replacement_publishes_it_behind_the_message_that_it_re
     broker: EmbeddedBroker, producer: KafkaProducer, make_topic: MakeTopic
 ) -> None:
     replace, topic = recipe("replacing", "replace"), make_topic(3)
-    sent = producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2)
-    assert replace(producer, sent, b"new", b"2h") == f"{topic}/2/1"
+    producer.send(topic, b"v", headers=[("deliver-after", b"1h")], partition=2).get()
+    assert replace(producer, f"{topic}/2/0", b"new", b"2h") == f"{topic}/2/1"
     record = _read(broker, topic, 2, 1)
     message, request = _all_accepted(record)
     assert (message["value"], message["deliver_at_ms"] - record.timestamp) == (b"new", 2 * 3_600_000)
