@@ -51,7 +51,7 @@ class DelaylineError(Exception):
 
 
 class SettingError(DelaylineError):
-    """A setting is unknown, unreadable or out of range. Names the key, the value and the allowed values."""
+    """A setting is unknown, unreadable or out of range. The message names the key, the value and the allowed values."""
 
     code = "bad-setting"
     exit_code = 2
@@ -77,7 +77,7 @@ class StorageError(DelaylineError):
 
 
 class InvariantViolated(DelaylineError):
-    """An invariant (docs/internals/invariants.md) is violated, by a defect. The job stops before it does harm."""
+    """A defect has violated an invariant (docs/internals/invariants.md). The job stops before it does harm."""
 
     code = "invariant-violated"
 

@@ -133,14 +133,16 @@ def _errors(remedies: Mapping[str, str]) -> str:
     _check_remedies(codes, remedies, "errors")
     pages = runbooks()
     rows = [
-        (f"`{code}`", str(error.exit_code), text_of(inspect.getdoc(error)), _remedy(remedies[code], pages.get(code)))
+        (f"`{code}`", text_of(inspect.getdoc(error)), _remedy(remedies[code], pages.get(code)))
         for code, error in codes.items()
     ]
+    wrong_calls = " and ".join(f"`{code}`" for code, error in codes.items() if error.exit_code == 2)
     return (
         HEAD.format(source="conf/errors.py and docs/reference/remedies.toml", title="Error codes")
         + "\nA command that fails prints `error: <code>: <message>` on standard error. The message names the problem "
         "and the value that caused it. Codes are stable: scripts may rely on them. The codes of dead letters are on "
-        "[a separate page](dead-letters.md).\n\n" + table(("code", "exit code", "meaning", "what to do"), rows)
+        f"[a separate page](dead-letters.md).\n\nExit code 2 for {wrong_calls}, 1 for all others.\n\n"
+        + table(("code", "meaning", "what to do"), rows)
     )
 
 
