@@ -15,7 +15,7 @@ _MOST_WORDS = 30
 _HABITS = re.compile(r"^(?:Of|What|Whoever) |\b(?:th(?:at|ose) of|as many as|beside|anew|for certain|whose)\b")
 _PAGES = [Document(path) for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
 _INDEX = ROOT / "docs/README.md"
-_OTHERS = [Document(ROOT / path) for path in ("README.md", "examples/README.md", "tests/README.md")]
+_OTHERS = [Document(ROOT / path) for path in ("README.md", "CONTRIBUTING.md", "examples/README.md", "tests/README.md")]
 
 
 def name(page: Document) -> str:
