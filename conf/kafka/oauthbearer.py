@@ -6,11 +6,11 @@ options: `conf.kafka.tokens` fetches the token for it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conf.errors import SettingError
+from conf.java.command import file_for_java
 from conf.kafka.jaas import write_jaas
 from conf.kafka.wrong_option import wrong_option
 
@@ -76,8 +76,7 @@ def java_login(credentials: ClientCredentials) -> dict[str, str]:
         entry["scope"] = credentials.scope
     entry |= {_EXTENSION + name: value for name, value in credentials.extensions}
     if credentials.ca is not None:
-        # Java has another working folder.
-        entry |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": os.path.abspath(credentials.ca)}
+        entry |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": file_for_java(credentials.ca)}
     return {
         _URL: credentials.url,
         _HANDLER: _JAVA_HANDLER,

@@ -12,13 +12,13 @@ its own. An option that only some clients know goes to those.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from conf.errors import SettingError
+from conf.java.command import file_for_java
 from conf.kafka import oauthbearer
 from conf.kafka.jaas import LOGIN_MODULES, read_jaas, write_jaas
 from conf.kafka.option_names import (
@@ -90,8 +90,7 @@ def java_options(kafka: KafkaSettings) -> dict[str, str]:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": security.ca}
     if security.certificate and not {"ssl.keystore.location", "ssl.keystore.certificate.chain"} & java.keys():
         java |= java_keystore(security.certificate, security.key or security.certificate)
-    # Java has another working folder.
-    return java | {name: os.path.abspath(java[name]) for name in FILES & java.keys()}
+    return java | {name: file_for_java(java[name]) for name in FILES & java.keys()}
 
 
 def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:

@@ -57,7 +57,8 @@ class ShardRates:
         if time.monotonic() < self._read_s + self._hold_s:
             return
         topics, numbers = messages.column("output_topic"), messages.column("output_partition")
-        for topic in self._settings.rates.by_topic:
+        # `read_if_reopened` looks at closed topics.
+        for topic in self._settings.rates.by_topic.keys() - self._closed.now.keys():
             count = self._partitions.get(topic, 0)
             if pc.any(pc.and_(pc.equal(topics, topic), pc.greater_equal(numbers, count))).as_py():
                 self.read()

@@ -64,7 +64,7 @@ class TransactionWriter:
         self._most_deliveries = most_deliveries(settings.limits.max_message_bytes)
         # The bytes of the records since the last flush, by topic and partition: of small topics alone.
         self._unflushed: dict[tuple[str, int], int] = {}
-        # The messages of the transaction that became dead letters: the reason of each, by message id.
+        # The messages of the transaction that became dead letters: the reason of each, by row.
         self.replaced: dict[int, str] = {}
 
     @property

@@ -189,12 +189,15 @@ def occurrences_from(before: Progress | None, batch: BatchSpan) -> int | None:
     return None
 
 
-def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int) -> None:
-    """Raise CheckpointMismatch if the checkpoint of `origin`, at `batch_id`, is older than the marker `last`."""
+def refuse_older(last: Progress, origin: CheckpointOrigin, batch_id: int, is_own: bool = False) -> None:
+    """Raise CheckpointMismatch if the checkpoint of `origin`, at `batch_id`, is older than the marker `last`.
+
+    `is_own` is whether the marker is of one of the checkpoint's own shards, so that no earlier try has left it.
+    """
     other = last.batch.origin
     # Two rebuilds have the same generation. One that was paused may have replaced the origin of the other.
     is_other = other.generation == origin.generation and other.checkpoint != origin.checkpoint
-    if other.generation > origin.generation or (is_other and last.batch.batch_id >= 0):
+    if other.generation > origin.generation or (is_other and (is_own or last.batch.batch_id >= 0)):
         raise CheckpointMismatch(
             f"checkpoint {origin.checkpoint} was replaced by {other.checkpoint}, which has taken over. "
             "Continuing would deliver messages twice. Restore the newer checkpoint"

@@ -80,9 +80,11 @@ def refuse_older_checkpoint(
 
     Each shard's writer checks its own marker too. But a shard that had staged less would already begin to deliver.
     """
-    for marker in markers:
+    for shard, marker in enumerate(markers):
         if marker is not None:
-            refuse_older(marker, checkpoint.origin, -1 if planned is None else planned)
+            # An announcement writes a marker for each of the checkpoint's shards. Others may be of an earlier try.
+            is_own = shard < checkpoint.origin.shards
+            refuse_older(marker, checkpoint.origin, -1 if planned is None else planned, is_own)
     if rest_bucket(store, checkpoint.origin.checkpoint) is not None:
         raise CheckpointMismatch(_cut_off_rebuild(checkpoint))
     refuse_rebuilt(checkpoint, store)

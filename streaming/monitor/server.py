@@ -160,7 +160,7 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Log what ended an answer. A client that has gone is no problem of this process."""
         problem = sys.exception()
-        if isinstance(problem, OSError):
+        if isinstance(problem, ConnectionError | TimeoutError):
             log.debug("%s ended its request: %s", client_address, problem)
         else:
             log.error("cannot answer %s", client_address, exc_info=problem)

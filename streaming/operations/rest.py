@@ -22,7 +22,7 @@ from state.checkpoint.handed_over import HandedOver
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import is_message, is_request, repeats, requests_in
 from state.message import with_due_times
-from state.message_ids import contains_mask, ids_in, ids_of, places_in
+from state.message_ids import ID, contains_mask, ids_in, ids_of, places_in
 from state.name_holders import HOLDER_SCHEMA
 from state.names import KEEP, KEEP_TIME
 from state.reasons import Reason, reasons_for
@@ -147,11 +147,14 @@ class Rest:
         A message that the publisher stamped ahead of it, a dead letter and a request are due then, and an instant that
         is too far away is shortened to the longest delay after it.
         """
-        # The requests that come with the records follow the messages.
-        lost = accept(records, self.batch_settings, clock_ms).messages.slice(0, records.num_rows)
+        lost = accept(records, self.batch_settings, clock_ms).messages
+        # The requests that come with the records follow the messages. There may be others, if the clock decides whether
+        # a record is accepted.
+        lost, own = lost.slice(0, records.num_rows), lost.slice(records.num_rows)
         requests = messages.slice(records.num_rows)
-        requests = with_due_times(requests, np.minimum(_dues(requests), clock_ms))
-        return pa.concat_tables([lost, requests]).combine_chunks()
+        if not own.select(ID).equals(requests.select(ID)):
+            own = with_due_times(requests, np.minimum(_dues(requests), clock_ms))
+        return pa.concat_tables([lost, own]).combine_chunks()
 
     def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
         """Return `messages` as the lost job can have accepted them before its newest batch: due then, or later."""

@@ -102,6 +102,12 @@ def storage_failure(text: str, storage: str) -> DelaylineError | None:
         file = match[1] if (match := _STATE_FILE.search(text)) else _place(storage, "state")
         return CheckpointUnreadable(f"{file} is missing or damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
     if checksum := _CHECKSUM.search(text):
+        folder, _, name = checksum[1].rpartition("/")
+        if folder.endswith("/checkpoints"):
+            return CheckpointUnreadable(
+                f"{checksum[1]} does not match its checksum. Check that it names the newest folder of a checkpoint, "
+                f"and delete {folder}/.{name}.crc"
+            )
         return CheckpointUnreadable(f"{checksum[1]} is damaged ({cause_of(text)}). {CHECKPOINT_REMEDY}")
     if entry := _LOG_FILE.search(text) or _LOG.search(text):
         return BucketUnreadable(

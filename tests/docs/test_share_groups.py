@@ -19,7 +19,6 @@ from tests.quick_java import quick_broker
 _PROGRAM = Path(__file__).parent / "ShareReader.java"
 
 
-@pytest.mark.thorough
 @pytest.fixture
 def broker(java: str, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A broker of its own: share groups are a feature of the cluster, which the first reader switches on."""
@@ -27,6 +26,7 @@ def broker(java: str, tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield running
 
 
+@pytest.mark.thorough
 def test_a_share_group_reads_ahead_of_time_unless_its_isolation_level_is_read_committed(
     java: str, broker: EmbeddedBroker
 ) -> None:

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, RecordsExpired
 from conf.kafka.options import librdkafka_options
+from conf.kafka.rights import is_refusal
 from conf.settings import Settings
 from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.broker_retry import BrokerRetry
@@ -117,7 +118,8 @@ def check_input_loss(
     is_half_done = planned is not None and planned != checkpoint.last_committed()
     until = checkpoint.planned(planned).offsets if planned is not None and is_half_done else {}
     # Spark refuses to go on without a partition of its log, also if nothing was read of it.
-    former = sorted({*read, *until} - {*settings.topics.input})
+    in_log = {topic for topic, own in read.items() if read != checkpoint.origin.offsets or any(own.values())}
+    former = sorted({*in_log, *until} - {*settings.topics.input})
     if former and not settings.topics.skip_expired:
         raise CheckpointMismatch(
             f"topics.input no longer names {', '.join(former)}. Put it back. To leave it out, start with "
@@ -156,6 +158,9 @@ def _unreadable(settings: Settings, former: Collection[str], read: Offsets, know
     try:
         present = TopicIds(librdkafka_options(settings.kafka)).of(former)
     except KafkaException as problem:
+        # Often the login has no rights on former inputs. Spark could not read them either.
+        if is_refusal(problem.args[0]):
+            return [*former]
         raise BrokerUnreachable(f"cannot read the ids of {', '.join(former)}: {problem}") from problem
     return [topic for topic in former if topic not in read or known.get(topic, [])[-1:] != [present.get(topic)]]
 

@@ -74,7 +74,6 @@ def _maintained(store: BucketTable, cutoff_ms: int = 0) -> Maintenance:
     return maintenance
 
 
-@pytest.mark.thorough
 @pytest.fixture
 def cluster(spark: SparkSession) -> Iterator[SparkSession]:
     """A session with defaults for new tables that change how a table is written."""
@@ -97,6 +96,7 @@ def cluster(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.unset(TABLE_DEFAULTS + name)
 
 
+@pytest.mark.thorough
 def test_the_table_is_written_and_read_alike_whatever_a_cluster_sets_for_all_tables(
     cluster: SparkSession, tmp_path: Path
 ) -> None:

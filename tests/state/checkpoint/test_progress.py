@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch, FormatMismatch
 from state.checkpoint.origin import CheckpointOrigin, InputIds, Offsets
-from state.checkpoint.progress import BatchSpan, Progress, committed_messages, occurrences_from
+from state.checkpoint.progress import BatchSpan, Progress, committed_messages, occurrences_from, refuse_older
 from state.order import OrderKey
 from tests.thorough import examples
 
@@ -141,6 +141,9 @@ def test_of_two_checkpoints_of_one_generation_the_one_that_has_run_goes_on() -> 
         committed_messages(marker("d", 2, 0, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7))
     # A try that was interrupted has announced it only.
     assert committed_messages(marker("d", 2, -1, 0), BatchSpan(CheckpointOrigin("c", 2, 1), 7)) == 0
+    # Not for a shard of its own, of which its own announcement would be newer.
+    with pytest.raises(CheckpointMismatch, match="checkpoint c was replaced by d"):
+        refuse_older(marker("d", 2, -1, 0), CheckpointOrigin("c", 2, 1), 7, is_own=True)
 
 
 @pytest.mark.parametrize("change", [{"cutoff_ms": 1}, {"previous_ms": 1}, {"ends": {"in": {"0": 1}}}])

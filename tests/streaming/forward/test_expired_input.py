@@ -31,7 +31,9 @@ def test_a_start_does_not_count_records_as_lost_that_forwarders_have_taken(bench
     def lost(read: Offsets) -> str:
         """Return the error of a start that has read so far."""
         ids = {topic: [own] for topic, own in input_ids(bench.settings).items()}
-        checkpoint = SimpleNamespace(origin=CheckpointOrigin("c", 1, 2), read_offsets=lambda: read)
+        checkpoint = SimpleNamespace(
+            origin=CheckpointOrigin("c", 1, 2), read_offsets=lambda: read, last_planned=lambda: None
+        )
         history = SimpleNamespace(newest=SimpleNamespace(input_ids=ids))
         state: Any = SimpleNamespace(checkpoint=checkpoint, store=None, settings_history=history, unread=set())
         with pytest.raises(RecordsExpired) as raised:

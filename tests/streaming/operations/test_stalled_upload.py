@@ -94,7 +94,7 @@ def test_an_upload_that_arrives_while_a_rebuild_reads_the_table_is_undone_before
 ) -> None:
     current = Checkpoint(spark, str(tmp_path / "checkpoint"))
     stalled = StalledUpload(spark, tmp_path, tmp_path / "elsewhere")
-    monkeypatch.setattr(rebuild, "input_ids", _arriving(stalled, rebuild.input_ids))
+    monkeypatch.setattr(rebuild, "overdue_in_table", _arriving(stalled, rebuild.overdue_in_table))
     with pytest.raises(LogEntryReplaced, match=stalled.entry.name):
         rebuild._rebuild(store, settings, current, 0, lease)
     assert rest_bucket(store, ORIGIN.checkpoint) is None

@@ -42,6 +42,14 @@ def test_a_full_disk_is_reported_with_the_data_being_written_and_its_path(trace:
     assert "run the same command again" in str(failure)
 
 
+def test_a_pointer_without_its_own_checksum_is_named_with_the_file_to_delete() -> None:
+    pointer = f"{STORAGE}/checkpoints/2"
+    failure = failure_of(f"org.apache.hadoop.fs.ChecksumException: Checksum error: file:{pointer} at 0 exp: 1 got: 2")
+    assert isinstance(failure, CheckpointUnreadable)
+    assert f"{pointer} does not match its checksum" in str(failure)
+    assert str(failure).endswith(f"delete {STORAGE}/checkpoints/.2.crc")
+
+
 def test_a_full_working_folder_of_spark_is_not_taken_for_the_storage() -> None:
     assert STORAGE not in str(failure_of(f"\tat org.rocksdb.RocksDBException: While appending: \n{FULL}"))
 
