@@ -36,11 +36,6 @@ def java_path() -> str:
     return java
 
 
-def file_for_java(path: str) -> str:
-    """Return `path` as Java finds it: absolute, unless `spark-submit` has started Java, in the user's folder."""
-    return path if "PYSPARK_GATEWAY_PORT" in os.environ else os.path.abspath(path)
-
-
 def java_version(java: str) -> int:
     """Return the major version of the `java` at this path. Raises JavaMissing if it cannot be found out."""
     try:

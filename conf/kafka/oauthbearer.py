@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conf.errors import SettingError
-from conf.java.command import file_for_java
 from conf.kafka.jaas import write_jaas
+from conf.kafka.tls import file_for_java
 from conf.kafka.wrong_option import wrong_option
 
 MECHANISM = "OAUTHBEARER"

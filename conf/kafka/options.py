@@ -18,7 +18,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from conf.errors import SettingError
-from conf.java.command import file_for_java
 from conf.kafka import oauthbearer
 from conf.kafka.jaas import LOGIN_MODULES, read_jaas, write_jaas
 from conf.kafka.option_names import (
@@ -31,7 +30,7 @@ from conf.kafka.option_names import (
     REFUSED,
     SHARED,
 )
-from conf.kafka.tls import ca_file, checks_host, client_certificate, java_keystore
+from conf.kafka.tls import ca_file, checks_host, client_certificate, file_for_java, java_keystore
 from conf.kafka.wrong_option import wrong_option
 from conf.sections import KafkaSettings
 

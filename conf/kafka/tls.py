@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from base64 import b64decode
 from collections.abc import Mapping
@@ -66,6 +67,11 @@ def checks_host(options: Mapping[str, str]) -> bool | None:
         allowed = "https, or none (or empty) to disable the check"
         raise wrong_option("ssl.endpoint.identification.algorithm", algorithm, allowed)
     return algorithm.lower() == "https"
+
+
+def file_for_java(path: str) -> str:
+    """Return `path` as Java finds it: absolute, unless `spark-submit` has started Java, in the user's folder."""
+    return path if "PYSPARK_GATEWAY_PORT" in os.environ else os.path.abspath(path)
 
 
 def java_keystore(certificate: str, key: str) -> dict[str, str]:
