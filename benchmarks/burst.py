@@ -64,7 +64,7 @@ def _case(
     ingested = _ingest(application, job, count, due_s, stand.bootstrap)
     points = _watch(stand, application, count, due_s, job)
     usage = job.usage.between(due_s, due_s + points[-1][0])
-    ingested |= _handed_over(job, due_s)
+    ingested |= _staged(job, due_s)
     job.stop()
     faults = _read_back(stand, application, count).faults(count)
     # Records are read after the run, so their arrival times do not show early ones; the end offsets do.
@@ -121,10 +121,10 @@ def _ingest(application: Application, job: Job, count: int, due_s: int, bootstra
     return {"sealed": job.sealed(), "ingested_before_s": round(spare_s, 1)}
 
 
-def _handed_over(job: Job, due_s: int) -> dict[str, float]:
+def _staged(job: Job, due_s: int) -> dict[str, float]:
     """Return how long before the instant all messages were staged, by the job's log; negative if after it."""
     done_s = [line.done_s for line in job.batch_lines().values() if line.cutoff_ms > due_s * 1000]
-    return {"handed_over_before_s": round(due_s - min(done_s), 1)} if done_s else {}
+    return {"staged_before_s": round(due_s - min(done_s), 1)} if done_s else {}
 
 
 def _watch(stand: Stand, application: Application, count: int, due_s: int, job: Job) -> list[tuple[float, float]]:

@@ -24,7 +24,7 @@ def faults_of(received: Received, published: int, first: int, topic: str, accept
     near_ms: list[int] = []
     for row, message in enumerate(_published(received, topic)):
         held[row], forwarded[row] = acceptance.must_be_in_order(message), acceptance.is_forwarded(message)
-        if forwarded[row] and (seen_ms := acceptance.handed_over_ms(message)) is not None:
+        if forwarded[row] and (seen_ms := acceptance.staged_ms(message)) is not None:
             near_ms.append(seen_ms - message.due_ms)
     shares = {"held_to_order": held, "forwarded": forwarded}
     faults = received.faults(published, first) | order_faults(received, held)

@@ -89,8 +89,8 @@ def alternatives_of(figures: Figures) -> list[Aim]:
     p99_ms = figure(figures, DRIVER, "p99_ms")
     of_calm = ratio(p99_ms, figure(figures, CALM, "p99_ms"))
     return [
-        Aim(f"p99 of what was handed over, {DRIVER}", p99_ms, P99_MS, "ms"),
-        Aim(f"p99 of what was handed over, {DRIVER}, of that in the calm", of_calm, OF_CALM),
+        Aim(f"p99 of what was staged, {DRIVER}", p99_ms, P99_MS, "ms"),
+        Aim(f"p99 of what was staged, {DRIVER}, of that in the calm", of_calm, OF_CALM),
     ]
 
 
@@ -128,11 +128,11 @@ def _one_job(stand: Stand, schedule: Schedule) -> tuple[dict[str, dict[str, Any]
     # All messages of a batch that was committed before the kill were staged: no delay is longer than the horizon.
     ends = {} if accepted is None else accepted.ends
     limits = np.array([ends.get(partition, 0) for partition in range(PARTITIONS)])
-    handed_over = received.where(received["in_offset"] < limits[received["in_partition"]])
+    staged = received.where(received["in_offset"] < limits[received["in_partition"]])
     figures = {
         CALM: _calm(received, traffic.begun_s, schedule) | usage,
         RELEASE: stopped(received, release),
-        DRIVER: _late(due_between(handed_over, driver.done_s, back_s)) | {"away_s": round(back_s - driver.done_s, 1)},
+        DRIVER: _late(due_between(staged, driver.done_s, back_s)) | {"away_s": round(back_s - driver.done_s, 1)},
         TREE: stopped(received, replace(tree, from_s=started_s)),
         ALL: traffic.faults(received),
     }

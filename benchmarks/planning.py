@@ -19,7 +19,7 @@ from benchmarks.waiting import say
 from conf.load import load_settings
 from sinks.internal_topics.position import Log, Place, Position
 from sinks.ready_log.chunk import ChunkSummary, RecordHeaders, chunk_record, summary_of
-from sinks.ready_log.hand_over import ready_chunks
+from sinks.ready_log.stage import ready_chunks
 from sinks.release.pending import Pending
 from sinks.release.room import Limits
 from state.kinds import MESSAGE

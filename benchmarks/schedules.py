@@ -237,7 +237,7 @@ def _problems(
     """Return the problems of occurrences of cancelled schedules, up to `until_ms` (epoch ms)."""
     received, answers = (_read(stand, topic) for topic in (output, application.settings.results_topic))
     lasts = last_numbers({answer.id: (answer.key or b"").decode() for answer in answers}, answers)
-    return list(schedule_problems(ended, received, lasts, until_ms, acceptance.handed_over_late))
+    return list(schedule_problems(ended, received, lasts, until_ms, acceptance.staged_late))
 
 
 def _read(stand: Stand, topic: str) -> list[Record]:

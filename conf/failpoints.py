@@ -30,7 +30,7 @@ POINTS = {
     "cancelled": "the ids that the batch cancels are stored, with the bucket; none of its answers is staged",
     "transaction-open": "due messages are written to the ready log in a transaction that is not committed",
     "transaction-committed": "a transaction of staged messages is committed; more may follow",
-    "handed-over": "every transaction of the batch is committed; the bucket may not be sealed yet",
+    "staged": "every transaction of the batch is committed; the bucket may not be sealed yet",
     "sealing": "the lease is checked before a bucket's rows are written; no commit has added it to the table",
     "sealed": "the Delta commit that adds the bucket is done",
     "following": "occurrences of repeating messages are staged; those that follow are not stored",

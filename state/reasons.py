@@ -39,8 +39,8 @@ class Reason(Enum):
         "it does not wait, and it is too old to know whether it was cancelled: its record is deleted or "
         "older than cancels.known_for, or the recalled topic was lost since then",
     )
-    HANDED_OVER = (
-        "handed-over",
+    STAGED = (
+        "staged",
         "unknown",
         "it is staged, delivered or a dead letter: too late to replace it",
     )
@@ -85,5 +85,5 @@ def reasons_for(
     reasons[is_cancelled & (delivers | is_refused)] = Reason.ALREADY_CANCELLED
     reasons[is_made_due & ~delivers] = Reason.RELEASED
     # A request that would replace it only if it waits comes too late as well.
-    reasons[is_made_due & is_refused] = Reason.HANDED_OVER
+    reasons[is_made_due & is_refused] = Reason.STAGED
     return reasons

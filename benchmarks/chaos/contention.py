@@ -116,8 +116,8 @@ def _lateness_ms(judged: JudgedLoad, strikes: Sequence[Strike], shards: int) -> 
         if message is None or message.made_due:
             continue
         last = int(np.searchsorted(begun_ms, message.due_ms)) - 1
-        handed_over_ms = judged.acceptance.handed_over_ms(message)
-        if last < 0 or handed_over_ms is None or handed_over_ms >= begun_ms[last]:
+        staged_ms = judged.acceptance.staged_ms(message)
+        if last < 0 or staged_ms is None or staged_ms >= begun_ms[last]:
             continue
         strike = strikes[last]
         struck = shard_of(record.topic, record.partition, shards) in strike.shards
@@ -132,7 +132,7 @@ def _outcome(seed: int, minutes: float, judged: JudgedLoad, late: dict[str, list
         "campaign": {"seed": seed, "minutes": minutes}
         | {"starts of drivers": drivers.starts, "drivers that gave up": drivers.gave_up}
         | counts_of(judged),
-        "lateness of what was handed over before a fault, ms": {
+        "lateness of what was staged before a fault, ms": {
             f"{kind}, {name} of {len(values):,}": round(float(np.percentile(values, share)), 1)
             for kind, values in sorted(late.items())
             for name, share in (("p50", 50), ("p99", 99), ("longest", 100))
@@ -141,7 +141,7 @@ def _outcome(seed: int, minutes: float, judged: JudgedLoad, late: dict[str, list
     aims = [
         *contract_aims(judged),
         Aim(
-            "p99 of what was handed over before a fault that did not strike its release process",
+            "p99 of what was staged before a fault that did not strike its release process",
             float(np.percentile(spared, 99)) if spared else None,
             _P99_MS,
             "ms",

@@ -102,7 +102,7 @@ class RepeatedRecords(threading.Thread):
                 requests.append(Request(identity, asked, sent.name, sent.delivers, from_ms))
         ended = last_numbers({answer.id: (answer.key or b"").decode() for answer in answers}, answers)
         until_ms = max((int(record.last(DUE_HEADER) or 0) for record in self.received), default=0)
-        was_down = acceptance.handed_over_late
+        was_down = acceptance.staged_late
         foreign = {record.id for record in self.received} - repeated.keys()
         problems = [
             *schedule_problems(repeated, self.received, ended, until_ms, was_down),

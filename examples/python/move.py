@@ -3,7 +3,7 @@
     python move.py --config old.toml --to new.toml
 
 Both are settings of the job: the first has the old cluster and its storage, the second the new cluster. The old job is
-stopped, and has read its input to the end. Releases what the old job has handed over, in the old cluster, first.
+stopped, and has read its input to the end. Releases what the old job has staged, in the old cluster, first.
 """
 
 from __future__ import annotations

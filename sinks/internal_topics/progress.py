@@ -45,7 +45,7 @@ def announce_origin(
     """
 
     def first(before: Progress | None) -> Progress:
-        return Progress(BatchSpan(origin), handed_over=0 if before is None else before.handed_over)
+        return Progress(BatchSpan(origin), staged=0 if before is None else before.staged)
 
     _write_markers(settings, range(origin.shards), first, check_lease)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from sinks.ready_log.writer import HandOverPlan
-from sinks.ready_log.writer_host import Sent, hand_over_by_host
+from sinks.ready_log.writer import StagingPlan
+from sinks.ready_log.writer_host import Sent, stage_by_host
 from state.answers import ANSWER_SCHEMA, answered
 from state.cancel import without_cancelled
 from state.chunk_merge import merge
@@ -23,7 +23,7 @@ from state.message import decode_chunk
 from state.message_ids import Ids
 from state.order import OrderKey, keys_of
 
-REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("handed_over", pa.int64()), ("writer", pa.string())])
+REPORT_SCHEMA = pa.schema([("shard", pa.int32()), ("staged", pa.int64()), ("writer", pa.string())])
 
 # How much a task sends to the writer host before it waits for answers.
 _SENT_BYTES = 16 * 1024 * 1024
@@ -48,7 +48,7 @@ class Cancels:
 _NO_CANCELS = Cancels()
 
 
-def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> ArrowFunction:
+def stage_chunks(plan: StagingPlan, cancels: Cancels = _NO_CANCELS) -> ArrowFunction:
     """Return the `mapInArrow` function that stages chunks, and returns a row of `REPORT_SCHEMA` for each shard.
 
     The input has a row for each chunk, with the columns `shard`, `chunk`, the order key of its first message (`ORDER`),
@@ -64,7 +64,7 @@ def hand_over_chunks(plan: HandOverPlan, cancels: Cancels = _NO_CANCELS) -> Arro
         try:
             for shard, rows in groupby(_chunks(batches, cancels), key=itemgetter(0)):
                 messages = merge((key, messages) for _, key, messages in rows)
-                sent[shard] = hand_over_by_host(plan, shard, messages, attempt)
+                sent[shard] = stage_by_host(plan, shard, messages, attempt)
                 # A transaction mostly waits for the brokers, so the transactions of a task wait at the same time.
                 if sum(each.nbytes for each in sent.values()) >= _SENT_BYTES:
                     yield _answers(sent)
@@ -86,7 +86,7 @@ def _answers(sent: dict[int, Sent]) -> pa.RecordBatch:
     while sent:
         shard = next(iter(sent))
         count, writer = sent.pop(shard).answer()
-        rows.append({"shard": shard, "handed_over": count, "writer": writer})
+        rows.append({"shard": shard, "staged": count, "writer": writer})
     return pa.RecordBatch.from_pylist(rows, schema=REPORT_SCHEMA)
 
 
@@ -101,7 +101,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for key, shard, from_ms, until_ms, chunk in zip(keys_of(batch), *columns, strict=True):
-            messages = handed_over_of(decode_chunk(chunk), from_ms, until_ms, cancels)
+            messages = staged_of(decode_chunk(chunk), from_ms, until_ms, cancels)
             # Their occurrences are in chunks of their own.
             if (repeating := repeats(messages)).any():
                 messages = messages.filter(pa.array(~repeating))
@@ -110,7 +110,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
             yield shard, key, messages
 
 
-def handed_over_of(messages: pa.Table, from_ms: int | None, until_ms: int | None, cancels: Cancels) -> pa.Table:
+def staged_of(messages: pa.Table, from_ms: int | None, until_ms: int | None, cancels: Cancels) -> pa.Table:
     """Return the `messages` of a chunk that a batch stages: the ones due in [from_ms, until_ms), or all.
 
     Messages that `cancels` takes out are omitted.

@@ -29,7 +29,7 @@ _FENCED_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
-class HandOverPlan:
+class StagingPlan:
     """How a batch is staged. Durations are in ms. `options` are librdkafka's, including secrets.
 
     - `clock_ms`: the batch's time (epoch ms), at which its dead letters are due
@@ -74,7 +74,7 @@ class ReadyLogWriter:
     task has fenced it (`is_fenced`): a new writer would fence that one.
     """
 
-    def __init__(self, plan: HandOverPlan, shard: int) -> None:
+    def __init__(self, plan: StagingPlan, shard: int) -> None:
         """Fence earlier writers of the shard, end their open transaction, and read their progress.
 
         Raises KafkaException, BrokerUnreachable. Raises ApplicationHeld, without fencing any writer, if another process

@@ -26,8 +26,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from conf.errors import DelaylineError
-from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log.stage import stage
+from sinks.ready_log.writer import StagingPlan
 from state.message import decode_chunk
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Sent:
         self.nbytes, self._answer = nbytes, answer
 
     def answer(self) -> tuple[int, str]:
-        """Wait for the host. Return and raise what `sinks.ready_log.hand_over.hand_over` does."""
+        """Wait for the host. Return and raise what `sinks.ready_log.stage.stage` does."""
         if isinstance(self._answer, tuple):
             return self._answer
         with self._answer as connection:
@@ -78,14 +78,14 @@ class Sent:
         return count, writer
 
 
-def hand_over_by_host(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> Sent:
-    """Let the host of this executor do what `sinks.ready_log.hand_over.hand_over` does.
+def stage_by_host(plan: StagingPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> Sent:
+    """Let the host of this executor do what `sinks.ready_log.stage.stage` does.
 
     Returns when all `messages` are sent. Without a host, this process stages them itself.
     """
     connection = _connected()
     if connection is None:
-        return Sent(0, hand_over(plan, shard, messages, attempt))
+        return Sent(0, stage(plan, shard, messages, attempt))
     nbytes = 0
     try:
         connection.send((plan, shard, attempt))
@@ -153,7 +153,7 @@ def _answer(connection: Connection) -> None:
         messages = _begun(_received(connection))
         answer: tuple[int, str] | BaseException
         try:
-            answer = hand_over(plan, shard, messages, attempt)
+            answer = stage(plan, shard, messages, attempt)
         except DelaylineError as error:
             answer = error
         except EOFError:

@@ -104,14 +104,14 @@ class SegmentCatalog:
 
     def forget_before(self, cutoff_ms: int) -> list[Segment]:
         """Remove and return the segments with no message due at `cutoff_ms` or later."""
-        handed_over = [segment for segment in self.starting_before(cutoff_ms) if segment.max_deliver_at_ms < cutoff_ms]
-        for segment in handed_over:
+        staged = [segment for segment in self.starting_before(cutoff_ms) if segment.max_deliver_at_ms < cutoff_ms]
+        for segment in staged:
             self._by_start.remove(segment)
             bucket = self._buckets[segment.bucket]
             del bucket[segment.shard, segment.segment]
             if not bucket:
                 del self._buckets[segment.bucket]
-        return handed_over
+        return staged
 
 
 def metadata_bytes(segments: Iterable[Segment]) -> int:

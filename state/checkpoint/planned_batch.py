@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from state.checkpoint.origin import Offsets
 
+# A host's clock may be behind the clock of the newest batch by as much. Up to this the job waits, with a warning.
+TOLERANCE_MS = 60_000
+
 
 @dataclass(frozen=True)
 class PlannedBatch:

@@ -44,7 +44,7 @@ class BatchSpan:
     missed_before_ms: int = 0
 
     @property
-    def handed_over_below_ms(self) -> int:
+    def staged_below_ms(self) -> int:
         """The cutoff below which all was staged before the batch, epoch ms: at first the previous checkpoint's."""
         return max(self.previous_ms, self.origin.cutoff_ms)
 
@@ -136,7 +136,7 @@ NOT_IN_TABLE = InTable()
 class Progress:
     """A shard's progress: the first `messages` due messages of `batch` are committed, up to the order key `last`.
 
-    `handed_over` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
+    `staged` counts all messages that were ever written to the shard's partition of the ready log. The batch stages
     no occurrence of messages that repeat at `occurrences_below_ms` (epoch ms) or later; None: at its cutoff or later.
     A table without the batches that were `in_table` at that time lacks rows. Earlier batches have staged all
     occurrences before `occurrences_from_ms` (epoch ms); None: before the previous cutoff.
@@ -145,7 +145,7 @@ class Progress:
     batch: BatchSpan
     messages: int = 0
     last: OrderKey | None = None
-    handed_over: int = 0
+    staged: int = 0
     occurrences_below_ms: int | None = None
     in_table: InTable = NOT_IN_TABLE
     occurrences_from_ms: int | None = None
@@ -154,7 +154,7 @@ class Progress:
     def occurrences_whole_below_ms(self) -> int:
         """The instant before which earlier batches have staged all occurrences of the shard, epoch ms."""
         from_ms = self.occurrences_from_ms
-        return self.batch.handed_over_below_ms if from_ms is None else from_ms
+        return self.batch.staged_below_ms if from_ms is None else from_ms
 
     def to_bytes(self) -> bytes:
         """Return the value of a marker record."""

@@ -186,7 +186,7 @@ class OccurrenceRows:
         self._sizes.append(row_bytes(messages))
         ids = zip(*(messages.column(name).to_pylist() for name in ID), strict=True)
         for each, identity in zip(waiting_in(messages), ids, strict=True):
-            waiting = each.after(self._predecessors.get(identity), self._span.handed_over_below_ms)
+            waiting = each.after(self._predecessors.get(identity), self._span.staged_below_ms)
             self._coming.append(waiting.coming(self._span))
 
     def staged(self, messages: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -29,8 +29,8 @@ from state.checkpoint.progress import Progress, refuse_older
 from state.recalled import KnownFrom
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import newest_generation
-from streaming.checkpoint.handover import writer_of_following, writer_of_input, writer_of_state
 from streaming.checkpoint.recreated_inputs import recreated_inputs
+from streaming.checkpoint.switch_over import writer_of_following, writer_of_input, writer_of_state
 from streaming.storage.guarded_log import GuardedLog
 
 

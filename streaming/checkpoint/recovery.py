@@ -24,16 +24,15 @@ from state.buckets.parts import IdRows, abandoned
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.batch_settings import SettingsHistory, batch_settings_from
-from state.checkpoint.handed_over import restored_marker
 from state.checkpoint.input_ids import unread_topics, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import Progress
+from state.checkpoint.staged import restored_marker
 from state.group_keys import shard_keys
 from streaming.checkpoint.beginning import begin
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import newest_sealed
 from streaming.checkpoint.recreated_inputs import recreated_inputs, refuse_returned
 from streaming.checkpoint.refusals import (
     refuse_lost_plan,
@@ -41,6 +40,7 @@ from streaming.checkpoint.refusals import (
     refuse_older_checkpoint,
     refuse_older_table,
 )
+from streaming.checkpoint.switch_over import newest_sealed
 from streaming.storage.guarded_log import GuardedLog, guarded_log
 from streaming.storage.paths import buckets_path
 
@@ -62,7 +62,7 @@ class Recovered:
     - `abandoned`: the Delta partitions that merges have left, and nothing needs.
     - `id_rows`: the bytes of each Delta partition of rows of a kind, by the bucket in its name.
     - `merge_token`: for the merges of this process.
-    - `handed_over_before_ms`: the last committed cutoff, epoch ms.
+    - `staged_before_ms`: the last committed cutoff, epoch ms.
     - `overdue`: the segments with messages below that cutoff that the checkpoint's first batch must deliver.
     """
 
@@ -78,7 +78,7 @@ class Recovered:
     abandoned: set[str]
     id_rows: dict[IdRows, dict[int, int]]
     merge_token: int
-    handed_over_before_ms: int
+    staged_before_ms: int
     overdue: list[Segment]
 
 
@@ -206,8 +206,8 @@ def _has_left_something(
 ) -> bool:
     """Return whether batch `planned`, before it was cut off, has staged or sealed anything."""
     own = checkpoint.origin.checkpoint
-    handed_over = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
-    return handed_over or (store.exists() and newest_sealed(store, own) == planned)
+    staged = any((each.batch.origin.checkpoint, each.batch.batch_id) == (own, planned) for each in markers if each)
+    return staged or (store.exists() and newest_sealed(store, own) == planned)
 
 
 def _amended_history(

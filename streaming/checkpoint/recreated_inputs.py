@@ -1,7 +1,7 @@
 """Input topics that were deleted and created again since they were read: refused, or read from their beginning.
 
 Spark goes on at the offsets of its log, whichever topic they belong to. So the checkpoint records Kafka's ids of the
-input topics with the settings of its batches, and in the markers of the hand-over.
+input topics with the settings of its batches, and in the markers of the staging.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from conf.errors import CheckpointMismatch
 from sinks.buckets.bucket_table import BucketTable
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.progress import Progress, newest_in_table, refuse_older
+from state.checkpoint.staged import StagedMessages
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import is_older, newest_sealed, rest_bucket, writer_of_input
+from streaming.checkpoint.switch_over import is_older, newest_sealed, rest_bucket, writer_of_input
 from streaming.storage.failures import CHECKPOINT_REMEDY
 from streaming.storage.guarded_log import GuardedLog
 
@@ -56,13 +56,13 @@ def refuse_older_table(checkpoint: Checkpoint, store: BucketTable, markers: Iter
         raise _older_table(store, checkpoint.path)
 
 
-def refuse_older_copy(store: BucketTable, handed_over: HandedOver) -> None:
+def refuse_older_copy(store: BucketTable, staged: StagedMessages) -> None:
     """Raise CheckpointMismatch if the table lacks rows that it had by the markers, unless a rebuild has begun with it.
 
     Call it before anything is written to the table: the newest one may be put back.
     """
-    origin = handed_over.origin
-    if is_older(store, origin, handed_over.in_table) and not store.is_fenced(origin.checkpoint):
+    origin = staged.origin
+    if is_older(store, origin, staged.in_table) and not store.is_fenced(origin.checkpoint):
         raise _older_table(store, origin.checkpoint)
 
 

@@ -1,4 +1,4 @@
-"""`delayline release`: release what is handed over, in a process of its own."""
+"""`delayline release`: release what is staged, in a process of its own."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from conf.settings import Settings
 from sinks.group.parts import PartThread
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.lanes.writer import LaneTaken, LaneWriter
-from sinks.ready_log.hand_over import ready_chunks
+from sinks.ready_log.stage import ready_chunks
 from sinks.release.wall_clock import now_ms
 from sources.intake.consumed import records_of
 from sources.intake.near import accept_near

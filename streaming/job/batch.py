@@ -72,7 +72,7 @@ class BatchRunner:
             state.store,
             # A load may take as long as a batch may before messages are late.
             Reach(state.catalog, settings.clock.horizon, settings.window.max_bytes),
-            state.handed_over_before_ms,
+            state.staged_before_ms,
             state.overdue,
             settings.bucket.shards,
             failures,
@@ -81,7 +81,7 @@ class BatchRunner:
             state.store,
             settings,
             epoch=self._origin.epoch,
-            has_run=state.handed_over_before_ms > 0,
+            has_run=state.staged_before_ms > 0,
         )
         # Without requests so far, a copy of the index would be useless.
         if maintains and any(state.id_rows.values()):
@@ -190,7 +190,7 @@ class BatchRunner:
                 answers=decision.answers,
             )
             occurring = self._occurring(plan, output, cancels, decision, held)
-            hand_over = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.in_table)
+            stage = self._staging.tasks(plan, output, occurring, loaded, cancels, self._sealing.in_table)
             stores = self._sealing.has_work(output, decision)
             stores_first = decision.shows(span.cutoff_ms)
             if stores_first:
@@ -199,8 +199,8 @@ class BatchRunner:
             # 8. Stage and seal, if nobody has changed the log of the table.
             self._guard.check()
             running: list[Future[None]] = []
-            if hand_over is not None:
-                running.append(self._start(self._staging.run, hand_over))
+            if stage is not None:
+                running.append(self._start(self._staging.run, stage))
             if stores and not stores_first:
                 running.append(self._start(self._sealing.seal, plan, output, decision))
             for step in running:
@@ -222,7 +222,7 @@ class BatchRunner:
         has_more |= any(row["kind"] == BOUND for row in rows)
         self._window.advance(span.cutoff_ms)
         self._admission.done(rows)
-        took_s, has_staged = time.monotonic() - started_s, hand_over is not None
+        took_s, has_staged = time.monotonic() - started_s, stage is not None
         self._report.batch_done(
             planned, span, rows, output.sealed, decision, self._claims.taken_over, took_s, has_staged
         )

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sinks.ready_log.task import Cancels, handed_over_of
+from sinks.ready_log.task import Cancels, staged_of
 from state.buckets.operator import DUE, NAMED, SHARD_OUTPUT_SCHEMA
 from state.buckets.table_rows import ArrowFunction
 from state.cancel import MessageId
@@ -108,5 +108,5 @@ def _chunks(batches: Iterable[pa.RecordBatch], cancels: Cancels) -> Iterator[tup
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in ("shard", "from_ms", "until_ms", "chunk"))
         for shard, from_ms, until_ms, chunk in zip(*columns, strict=True):
-            messages = handed_over_of(decode_chunk(chunk), from_ms, until_ms, cancels)
+            messages = staged_of(decode_chunk(chunk), from_ms, until_ms, cancels)
             yield shard, messages.filter(pa.array(repeats(messages))).combine_chunks()

@@ -147,9 +147,9 @@ class Acceptance:
         if not self._forwarded.sources:
             step = self._step_of(message)
             return None if step is None else step.in_order_from_ms
-        handed_over_ms = self.handed_over_ms(message)
+        staged_ms = self.staged_ms(message)
         ahead_ms = _FORWARDED_AHEAD_MS if self.is_forwarded(message) else _AHEAD_MS
-        return None if handed_over_ms is None else handed_over_ms + ahead_ms
+        return None if staged_ms is None else staged_ms + ahead_ms
 
     def committed_ms(self, message: Published) -> int | None:
         """Return when the batch that accepted the message was committed (epoch ms); None if no known one has.
@@ -167,7 +167,7 @@ class Acceptance:
         step = self._step_of(message)
         return None if step is None else step.waited_from_ms
 
-    def handed_over_ms(self, message: Published) -> int | None:
+    def staged_ms(self, message: Published) -> int | None:
         """Return the time by which the message was staged (epoch ms); None if that is not known.
 
         That is when it was seen in the near log, if a forwarder took it. Otherwise it is the commit of the batch that
@@ -176,12 +176,12 @@ class Acceptance:
         if self.is_forwarded(message):
             return self._forwarded.seen_ms.get(message.source)
         accepted_ms = self.committed_ms(message)
-        index = bisect_right(self._cutoffs, message.due_ms, key=lambda handed_over: handed_over[0])
+        index = bisect_right(self._cutoffs, message.due_ms, key=lambda staged: staged[0])
         if accepted_ms is None or index == len(self._cutoffs):
             return None
         return max(accepted_ms, self._cutoffs[index][1])
 
-    def handed_over_late(self, start_ms: int, end_ms: int) -> bool:
+    def staged_late(self, start_ms: int, end_ms: int) -> bool:
         """Return whether batches staged something due in [start_ms, end_ms] (epoch ms) once it was due."""
         previous_ms = 0
         for cutoff_ms, committed_ms in self._cutoffs:

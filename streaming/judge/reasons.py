@@ -30,7 +30,7 @@ class Reason(Enum):
     NO_INPUT = "no-input-topic"
     UNREAD = "not-read"
     DELETED = "record-deleted"
-    NOT_REPLACED = "handed-over"
+    NOT_REPLACED = "staged"
     UNSURE = "undecided"
     LOST = "checkpoint-lost"
 
@@ -106,11 +106,11 @@ class Circumstances:
 
 def claim_problems(claims: Iterable[Claim], circumstances: Circumstances) -> Iterator[str]:
     """Yield what is wrong with `claims`, a sentence each."""
-    handed_over = unsure = 0
+    staged = unsure = 0
     for claim in claims:
         reason = next((each for each in Reason if each.value == claim.reason), None)
         is_steady = claim.request in circumstances.steady and claim.asked in circumstances.messages
-        handed_over += is_steady and (reason is Reason.UNSURE or claim.result == "too-late")
+        staged += is_steady and (reason is Reason.UNSURE or claim.result == "too-late")
         unsure += is_steady and reason is Reason.UNSURE
         if claim.result == "too-late" and circumstances.is_ahead(claim, circumstances.written_ms):
             yield f"{claim.asked} was due long after {claim.request} was answered that it is too late"
@@ -118,8 +118,8 @@ def claim_problems(claims: Iterable[Claim], circumstances: Circumstances) -> Ite
             yield f"{claim.request} is answered {claim.result}, which its reason does not explain: {claim.reason}"
         elif _is_wrong(reason, claim, circumstances):
             yield f"{claim.request} asks for {claim.asked}, and its answer cannot be true: {claim.reason}"
-    if handed_over >= _LEAST_REQUESTS and unsure > MOST_UNSURE * handed_over:
-        yield f"{unsure} of {handed_over} requests for staged messages are unknown, although no process restarted"
+    if staged >= _LEAST_REQUESTS and unsure > MOST_UNSURE * staged:
+        yield f"{unsure} of {staged} requests for staged messages are unknown, although no process restarted"
 
 
 def _is_wrong(reason: Reason, claim: Claim, circumstances: Circumstances) -> bool:

@@ -75,7 +75,7 @@ class BucketMerges:
             self._merges.append(merge)
             self._deletion.hold(merge.parts)
             self._queue.begin(merge)
-        self._merging.go_on(self._queue.go_on(at.last_bucket, at.handed_over_before_ms))
+        self._merging.go_on(self._queue.go_on(at.last_bucket, at.staged_before_ms))
 
     @property
     def far_behind(self) -> bool:
@@ -103,7 +103,7 @@ class BucketMerges:
 
     def _finish(self, merge: Merge, at: Moment) -> None:
         try:
-            merge.check(at.handed_over_before_ms)
+            merge.check(at.staged_before_ms)
         except BucketUnreadable as problem:
             self._set_aside(FailedMerge(merge, problem, at_end=False))
             return

@@ -74,7 +74,7 @@ class Deletion:
         """See `Service.due`."""
         if at.now_s < self._next_s:
             return None
-        gone = {part for part, last_ms in self._parts.items() if last_ms < at.handed_over_before_ms} - self._in_use
+        gone = {part for part, last_ms in self._parts.items() if last_ms < at.staged_before_ms} - self._in_use
         left = self._parts.keys() - gone
         partitions = {chunks_of(part) for part in gone} | {metadata_of(part) for part in gone} | self._abandoned
         # The marker of a merged bucket goes with the last of its parts.

@@ -87,7 +87,7 @@ class IdJoins:
             for kind, sizes in self._sizes.items()
         }
         aside = {kind: {number for number in sizes if (kind, number) in waiting} for kind, sizes in committed.items()}
-        forget_before_ms = at.handed_over_before_ms - _IDS_KEPT_MS
+        forget_before_ms = at.staged_before_ms - _IDS_KEPT_MS
         written = sorted((kind.value, number) for kind in _LONG_KEPT for number in committed[kind].keys() - aside[kind])
         if at.now_s >= self._next_forget_s and written:
             self._next_forget_s = at.now_s + _FORGET_EVERY_S / len(written)

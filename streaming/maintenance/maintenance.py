@@ -101,21 +101,21 @@ class Maintenance:
         """Add the rows of a `kind` that the batch of `bucket` has stored, `count` of them."""
         self._joins.stored(kind, bucket, count)
 
-    def before_batch(self, last_bucket: int, handed_over_before_ms: int) -> None:
+    def before_batch(self, last_bucket: int, staged_before_ms: int) -> None:
         """Take over the results of steps that have ended, and start the next steps that are due.
 
-        `last_bucket` and `handed_over_before_ms` are the bucket number and the cutoff of the batch before, which is
+        `last_bucket` and `staged_before_ms` are the bucket number and the cutoff of the batch before, which is
         committed: everything due before that cutoff is staged for good. The batch that begins may be replayed,
         and must then find all that it reads now. Raises ApplicationHeld if a step found that this process may not
         write; any other failure is set aside.
         """
-        at = Moment(self._now(), last_bucket, handed_over_before_ms)
+        at = Moment(self._now(), last_bucket, staged_before_ms)
         self._take_over()
         self._merges.go_on(at)
         if self._running is None and (step := self._due_step(at)):
             self._running = step, self._worker.submit(step.run)
 
-    def catch_up(self, last_bucket: int, handed_over_before_ms: int, timeout_s: float) -> float:
+    def catch_up(self, last_bucket: int, staged_before_ms: int, timeout_s: float) -> float:
         """Wait until merges are not far behind, at the longest for `timeout_s` seconds, and return the seconds waited.
 
         A batch that takes a flood in can seal faster than one thread merges. Then it must slow down, since each bucket
@@ -126,7 +126,7 @@ class Maintenance:
         begun = time.monotonic()
         while (left_s := begun + timeout_s - time.monotonic()) > 0 and not self._woken.is_set():
             self._merges.wait(min(left_s, _LOOK_EVERY_S))
-            self.before_batch(last_bucket, handed_over_before_ms)
+            self.before_batch(last_bucket, staged_before_ms)
             if not (self._merges.busy and self._merges.far_behind):
                 break
         return time.monotonic() - begun

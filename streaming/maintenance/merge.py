@@ -73,9 +73,9 @@ class Merge:
         """About how many messages are still to merge."""
         return sum(segment.count for segment in self.replaced if segment.max_deliver_at_ms >= self.next_ms)
 
-    def next_slice(self, handed_over_before_ms: int) -> MergeSlice | None:
-        """Return the next slice, or None if all are done. Messages due before `handed_over_before_ms` are left out."""
-        start_ms = max(self.next_ms, handed_over_before_ms)
+    def next_slice(self, staged_before_ms: int) -> MergeSlice | None:
+        """Return the next slice, or None if all are done. Messages due before `staged_before_ms` are left out."""
+        start_ms = max(self.next_ms, staged_before_ms)
         end_ms = slice_end(self.replaced, start_ms)
         if end_ms is None:
             return None
@@ -88,14 +88,14 @@ class Merge:
         self.next_ms = within.end_ms
         self._slices += 1
 
-    def check(self, handed_over_before_ms: int) -> None:
+    def check(self, staged_before_ms: int) -> None:
         """Raise BucketUnreadable if messages were lost or doubled (invariant 1).
 
         For a segment that is staged in part, the metadata does not have the number of messages that still wait. So
         the check has a lower and an upper bound.
         """
         most = sum(segment.count for segment in self.replaced)
-        least = sum(segment.count for segment in self.replaced if segment.min_deliver_at_ms >= handed_over_before_ms)
+        least = sum(segment.count for segment in self.replaced if segment.min_deliver_at_ms >= staged_before_ms)
         merged = sum(segment.count for segment in self.merged)
         if not least - self.cancelled <= merged <= most:
             raise BucketUnreadable(

@@ -87,13 +87,13 @@ class MergeQueue:
             failed, self._failed = self._failed, []
         return failed
 
-    def go_on(self, last_bucket: int, handed_over_before_ms: int) -> int:
+    def go_on(self, last_bucket: int, staged_before_ms: int) -> int:
         """Take the bucket number and the cutoff of the last committed batch, and return how many merges wait.
 
         Slices leave out messages that are cancelled up to that bucket, and messages due before that cutoff.
         """
         with self._lock:
-            self._committed = (last_bucket, handed_over_before_ms)
+            self._committed = (last_bucket, staged_before_ms)
             return len(self._open) + len(self._to_finish)
 
     def next(self) -> SliceStep | EndStep | None:
@@ -105,11 +105,11 @@ class MergeQueue:
                 self._finishing = True
                 self._last_number += 1
                 return EndStep(self._to_finish.pop(0), self._last_number)
-            last_bucket, handed_over_before_ms = self._committed
+            last_bucket, staged_before_ms = self._committed
             while self._open:
                 merge = min(self._open, key=lambda merge: merge.left)
                 self._open.remove(merge)
-                within = merge.next_slice(handed_over_before_ms)
+                within = merge.next_slice(staged_before_ms)
                 if within is not None:
                     return SliceStep(merge, within, last_bucket)
                 self._sliced.append(merge)

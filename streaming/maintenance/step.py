@@ -15,12 +15,12 @@ class Moment(NamedTuple):
 
     - `now_s`: the time, in seconds by the clock of maintenance
     - `last_bucket`: the bucket number of the batch before
-    - `handed_over_before_ms`: its cutoff, epoch ms; everything due before it is staged
+    - `staged_before_ms`: its cutoff, epoch ms; everything due before it is staged
     """
 
     now_s: float
     last_bucket: int
-    handed_over_before_ms: int
+    staged_before_ms: int
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class JobCounts(Collector):
                 self.batch_done_s,
             )
             yield gauge(
-                "delayline_handed_over_until_timestamp_seconds",
+                "delayline_staged_until_timestamp_seconds",
                 "Messages due before this instant are staged. Normally clock.horizon ahead of now.",
                 self._done.cutoff_ms / 1000,
             )

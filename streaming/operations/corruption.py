@@ -51,9 +51,9 @@ class CorruptSegment:
     described: Segment | None
     readable: int
 
-    def waits(self, handed_over_before_ms: int) -> bool:
-        """Return whether any of its messages may still wait. None that is due before `handed_over_before_ms` does."""
-        return self.described is None or self.described.max_deliver_at_ms >= handed_over_before_ms
+    def waits(self, staged_before_ms: int) -> bool:
+        """Return whether any of its messages may still wait. None that is due before `staged_before_ms` does."""
+        return self.described is None or self.described.max_deliver_at_ms >= staged_before_ms
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Corruption:
         return sum(file.rows - file.readable for file in self.files if kind.bucket_of(file.part) is not None)
 
 
-def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruption:
+def find_corruption(store: BucketTable, staged_before_ms: int) -> Corruption:
     """Read the whole table, and compare it with the table's log and the metadata.
 
     Leaves out segments that are staged as a whole: their Delta partition may be deleted already. The session must have
@@ -108,7 +108,7 @@ def find_corruption(store: BucketTable, handed_over_before_ms: int) -> Corruptio
     described = [segment for row in store.metadata() if _identity(segment := described_segment(row.asDict())) in known]
     corrupt = _corrupt_segments(described, left)
     files = _corrupt_files(store, readable_rows)
-    return Corruption(files, [segment for segment in corrupt if segment.waits(handed_over_before_ms)], read)
+    return Corruption(files, [segment for segment in corrupt if segment.waits(staged_before_ms)], read)
 
 
 def _counts(rows: DataFrame) -> list[Row]:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from conf.errors import CheckpointMismatch
 from sinks.buckets.bucket_table import BucketTable
-from state.checkpoint.handed_over import HandedOver
-from streaming.checkpoint.handover import check_rest, has_other_inputs, is_repaired
+from state.checkpoint.staged import StagedMessages
+from streaming.checkpoint.switch_over import check_rest, has_other_inputs, is_repaired
 from streaming.operations.reread import Bounds, not_read_again
 from streaming.operations.table_contents import only_in
 
@@ -19,7 +19,7 @@ def sealed_rest(
     store: BucketTable,
     sealed_in: int,
     inputs: Collection[str],
-    handed_over: HandedOver,
+    staged: StagedMessages,
     bounds: Bounds,
     gone: Collection[str],
 ) -> int | None:
@@ -29,15 +29,15 @@ def sealed_rest(
     longer be accepted again. It is also sealed again if it was accepted from other `inputs`; raises CheckpointMismatch
     if it has such messages then.
     """
-    if has_other_inputs(store, sealed_in, handed_over.origin.checkpoint, inputs):
-        if not_read_again(only_in(store, sealed_in), bounds, handed_over, gone):
+    if has_other_inputs(store, sealed_in, staged.origin.checkpoint, inputs):
+        if not_read_again(only_in(store, sealed_in), bounds, staged, gone):
             raise CheckpointMismatch(
                 "an interrupted rebuild had another topics.input, and some of its sealed messages are no longer "
                 "in their topics. Run this command with the topics.input of that rebuild"
             )
         return None
     if is_repaired(store, sealed_in):
-        expired = not_read_again(only_in(store, sealed_in), bounds, handed_over, gone)
+        expired = not_read_again(only_in(store, sealed_in), bounds, staged, gone)
         if not expired:
             return None
         log.warning(

@@ -18,7 +18,7 @@ from state.buckets.cancelled import MOVED_SCHEMA, are_moved, moved_of
 from state.buckets.reseal import left_rows
 from state.buckets.retimed import RETIMED_SCHEMA
 from state.buckets.table_rows import ArrowFunction
-from state.checkpoint.handed_over import HandedOver
+from state.checkpoint.staged import StagedMessages
 from state.index.offset_bitmaps import OffsetBitmaps, add_ids, bitmaps_of, in_bitmaps
 from state.kinds import DUE_NOW, is_message, with_kind
 from state.message import decode_chunk, with_due_times
@@ -29,13 +29,13 @@ from state.message_ids import ID, contains_mask, ids_in, places_in
 class Moved:
     """The messages that batches have moved, as they are known when a checkpoint is lost.
 
-    - `handed_over`: the messages that the lost job has staged
+    - `staged`: the messages that the lost job has staged
     - `ids`: the ids of all of them
     - `own_ids`: the ids that batches of the lost job itself have moved
     - `perhaps_left`: messages that its newest batches have moved, and may not have staged (`MOVED_SCHEMA`)
     """
 
-    handed_over: HandedOver
+    staged: StagedMessages
     ids: OffsetBitmaps = field(default_factory=dict)
     own_ids: OffsetBitmaps = field(default_factory=dict)
     perhaps_left: pa.Table = field(default_factory=MOVED_SCHEMA.empty_table)
@@ -43,7 +43,7 @@ class Moved:
     def are_gone(self, messages: pa.Table, bucket: int) -> np.ndarray:
         """Return which of `messages`, of a chunk of `bucket`, do not wait there any more, since they were moved."""
         # An earlier rebuild has also sealed messages that had been moved before.
-        is_older = bucket < self.handed_over.origin.overdue_bucket
+        is_older = bucket < self.staged.origin.overdue_bucket
         return in_bitmaps(messages, self.ids if is_older else self.own_ids)
 
     def left_of(self, messages: pa.Table) -> pa.Table:
@@ -68,7 +68,7 @@ class Moved:
                     # In a later bucket, the id belongs to another message: the input topic was created again.
                     moved = self.perhaps_left.filter(pc.field("bucket") >= bucket)
                     waits = contains_mask(messages, ids_in(moved)) & is_message(messages)
-                    waits &= ~self.handed_over.of_bucket(messages, bucket)
+                    waits &= ~self.staged.of_bucket(messages, bucket)
                     if waits.any():
                         yield from left_rows(self._left(messages.filter(pa.array(waits)), moved), shards)
 
@@ -79,14 +79,14 @@ class Moved:
         own = moved.take(pa.array(places_in(moved, messages)))
         dues = np.minimum(*(each.column("deliver_at_ms").to_numpy() for each in (messages, own)))
         messages = with_kind(with_due_times(messages, dues), DUE_NOW)
-        is_left = ~self.handed_over.of_moved(messages, own.column("bucket").to_numpy())
+        is_left = ~self.staged.of_moved(messages, own.column("bucket").to_numpy())
         # The new checkpoint begins at the cutoff, which may be of long ago. Its first batch stages these, so that
         # no request that is read later undoes what was answered.
-        overdue = with_due_times(messages, np.minimum(dues, self.handed_over.overdue_ms))
+        overdue = with_due_times(messages, np.minimum(dues, self.staged.overdue_ms))
         return overdue.filter(pa.array(is_left))
 
 
-def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[OffsetBitmaps, Moved]:
+def moved_in(tables: Iterable[pa.Table], staged: StagedMessages) -> tuple[OffsetBitmaps, Moved]:
     """Return which ids are cancelled in stored rows (`state.buckets.id_rows.ID_ROW_SCHEMA`), and which moved.
 
     There may be very many. Only ids are kept, except of messages that may be left.
@@ -101,19 +101,19 @@ def moved_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> tuple[Offse
             if is_moved.any():
                 moved = moved_of(table.filter(pa.array(is_moved)))
                 add_ids(ids, moved)
-                add_ids(own_ids, moved.filter(pc.field("bucket") >= handed_over.origin.overdue_bucket))
-                perhaps_left.append(moved.filter(pc.field("bucket") >= handed_over.newest.bucket))
+                add_ids(own_ids, moved.filter(pc.field("bucket") >= staged.origin.overdue_bucket))
+                perhaps_left.append(moved.filter(pc.field("bucket") >= staged.newest.bucket))
             yield table.filter(pa.array(~is_moved))
 
-    return bitmaps_of(cancelled()), Moved(handed_over, ids, own_ids, pa.concat_tables(perhaps_left))
+    return bitmaps_of(cancelled()), Moved(staged, ids, own_ids, pa.concat_tables(perhaps_left))
 
 
-def retimed_in(tables: Iterable[pa.Table], handed_over: HandedOver) -> pa.Table:
+def retimed_in(tables: Iterable[pa.Table], staged: StagedMessages) -> pa.Table:
     """Return which messages have taken over another due time (`RETIMED_SCHEMA`), from rows of `ID_ROW_SCHEMA`.
 
     Without messages that are staged by either due time, as far as the markers show that.
     """
-    newest = handed_over.newest
+    newest = staged.newest
     may_wait = (pc.field("max_deliver_at_ms") >= newest.previous_ms) | (pc.field("bucket") >= newest.bucket)
     columns = [*ID, "deliver_at_ms", "max_deliver_at_ms"]
     every = (table.filter(may_wait).select(columns).rename_columns(RETIMED_SCHEMA.names) for table in tables)

@@ -105,7 +105,7 @@ def _repaired(settings: Settings, options: Mapping[str, str]) -> Iterator[Repair
             # 3. Count and write.
             left, counted = _left(settings, options, shard, there)
             marker = read_progress(options, settings.progress_topic, shard)
-            released, lost = released_and_lost(0 if marker is None else marker.handed_over, there, counted)
+            released, lost = released_and_lost(0 if marker is None else marker.staged, there, counted)
             there = replace(there, released=released, member="repair")
             known = position or there
             refilled = {name for name, _ in readable if known.of(name).topic_id != there.of(name).topic_id}
@@ -127,14 +127,14 @@ def _reason(wrong: list[ReadyLogLost]) -> str:
     return "; ".join([*reasons[:_MOST_REASONS], *([f"and {more} more records"] if more > 0 else [])])
 
 
-def released_and_lost(handed_over: int, there: Position, counted: int) -> tuple[int, int | None]:
+def released_and_lost(staged: int, there: Position, counted: int) -> tuple[int, int | None]:
     """Return how many messages of a shard count as released from here on, and how many of these are lost.
 
-    `handed_over` is the count of its marker, `there` the position before, and `counted` how many of the counted
+    `staged` is the count of its marker, `there` the position before, and `counted` how many of the counted
     messages are in the logs. The number of lost messages is None if the progress topic was lost and counts again from
     zero.
     """
-    gone = handed_over + there.forwarded - counted
+    gone = staged + there.forwarded - counted
     return (gone, gone - there.released) if gone >= there.released else (there.released, None)
 
 

@@ -40,15 +40,16 @@ from state.buckets.parts import IdRows
 from state.buckets.reseal import LEFT_SCHEMA
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.batch_settings import batch_settings_from
-from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.input_ids import shared_ids, with_left_out, with_present
 from state.checkpoint.origin import CheckpointOrigin, Offsets
+from state.checkpoint.staged import newest_checkpoint
 from state.index.offset_bitmaps import bitmaps_of, in_bitmaps
 from state.name_holders import HOLDER_SCHEMA, NamesLeft
 from state.names import KEEP_TIME
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import (
+from streaming.checkpoint.recreated_inputs import begun_ids, recreated_inputs, refuse_returned
+from streaming.checkpoint.switch_over import (
     begin_rest,
     is_announced_only,
     rest_bucket,
@@ -60,7 +61,6 @@ from streaming.checkpoint.handover import (
     writer_of_input,
     writer_of_state,
 )
-from streaming.checkpoint.recreated_inputs import begun_ids, recreated_inputs, refuse_returned
 from streaming.operations.interrupted_rest import sealed_rest
 from streaming.operations.moved import moved_in, retimed_in, with_ids, without_ids
 from streaming.operations.reread import (
@@ -151,19 +151,19 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     claims = [writer.claim for writer in close_lanes(settings, lease.check_now).values()]
     fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
     drain(settings)
-    handed_over = newest_checkpoint(read_markers(settings))
-    if handed_over is None:
+    staged = newest_checkpoint(read_markers(settings))
+    if staged is None:
         raise CheckpointMismatch(
             f"the progress topic {settings.progress_topic} does not have a marker for every shard, so "
             "nothing records which messages are staged. `delayline run --fresh` delivers all messages again "
             "that are still in the input topics"
         )
     present = input_ids(settings)
-    known = begun_ids(settings, handed_over.input_ids, present, handed_over.origin.epoch)
+    known = begun_ids(settings, staged.input_ids, present, staged.origin.epoch)
     gone = recreated_inputs(settings, known, present=present)
-    if is_announced_only(store.spark, settings, current, handed_over.origin, lease):
+    if is_announced_only(store.spark, settings, current, staged.origin, lease):
         # An earlier try has announced their new ids. Nothing was accepted from the new topics yet.
-        gone += [topic for topic in shared_ids(known) if not any(handed_over.ends.get(topic, {}).values())]
+        gone += [topic for topic in shared_ids(known) if not any(staged.ends.get(topic, {}).values())]
     if shared := [topic for topic in shared_ids(known) if topic not in gone]:
         raise CheckpointMismatch(
             f"{', '.join(shared)} was deleted and created again since the job read the first topic of that "
@@ -172,9 +172,9 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
             "again that are still in the input topics. Keep the old folder"
         )
     # Before the fences, behind which nothing else goes on.
-    refuse_returned(settings, known, handed_over.newest.ends or handed_over.origin.offsets)
-    refuse_cut(input_bounds(settings), handed_over.ends, gone)
-    warn_of_left_out(handed_over, settings.topics.input)
+    refuse_returned(settings, known, staged.newest.ends or staged.origin.offsets)
+    refuse_cut(input_bounds(settings), staged.ends, gone)
+    warn_of_left_out(staged, settings.topics.input)
     # 2. Read the table.
     guard = guarded_log(store.spark, settings)
     guard.restore(store)
@@ -183,34 +183,34 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     guard.take_over(store, merge_token(store, lease.fencing_token))
     lease.note_fenced()
     # A batch of the old job, or a rescale, may be paused between its check of the lease and its commit.
-    before = handed_over.origin.checkpoint
+    before = staged.origin.checkpoint
     for writer_id in (before, writer_of_following(before), writer_of_state(before)):
         store.fence(writer_id)
     bounds = input_bounds(settings)
     sealed_before = rest_bucket(store, before)
     inputs = settings.topics.input
-    sealed_in = None if sealed_before is None else sealed_rest(store, sealed_before, inputs, handed_over, bounds, gone)
+    sealed_in = None if sealed_before is None else sealed_rest(store, sealed_before, inputs, staged, bounds, gone)
     if sealed_before is not None and sealed_in is None:
         # It stays until it is replaced: its records may expire before a next try.
         store = store.without(rest_partitions(sealed_before))
     index = index_of(store, store.version())
-    cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), handed_over)
+    cancelled, moved = moved_in(store.ids_before(IdRows.CANCELLED, ALL_BUCKETS), staged)
     # These no longer wait where they were. But a moved message may not be staged yet.
     not_there = with_ids(cancelled, moved.ids)
-    retimed = retimed_in(store.ids_before(IdRows.RETIMED, ALL_BUCKETS), handed_over)
+    retimed = retimed_in(store.ids_before(IdRows.RETIMED, ALL_BUCKETS), staged)
     stored = with_ids(not_there, bitmaps_of([retimed]))
-    recalled = recalled_messages(settings, handed_over)
+    recalled = recalled_messages(settings, staged)
     none = BitMap64()
     seen = {source: index.offsets_of(*source) | stored.get(source, none) for source in bounds}
-    decided = decided_offsets(bounds, claims, present, handed_over.origin.epoch)
-    starts, ends = reread_range(bounds, handed_over, seen, decided, gone)
+    decided = decided_offsets(bounds, claims, present, staged.origin.epoch)
+    starts, ends = reread_range(bounds, staged, seen, decided, gone)
     done = without_ids(not_there, moved.perhaps_left)
     in_table = {source: index.offsets_of(*source) | done.get(source, none) for source in bounds}
     read_ids = {topic: [own] for topic, own in present.items()} | known
-    taken = taken_records(settings, read_ids, handed_over.origin.epoch, starts, ends, gone)
+    taken = taken_records(settings, read_ids, staged.origin.epoch, starts, ends, gone)
     settled = {source: own | taken.get(source, none) | recalled.get(source, none) for source, own in in_table.items()}
-    is_older = lacks_following(store, handed_over)
-    repeating = left_in_table(store, handed_over, with_ids(not_there, recalled), sealed_in, is_older)
+    is_older = lacks_following(store, staged)
+    repeating = left_in_table(store, staged, with_ids(not_there, recalled), sealed_in, is_older)
     if repeating is not None:
         repeating = repeating.persist()
     superseded = Superseded() if repeating is None else superseded_in(repeating)
@@ -218,18 +218,18 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
     numbers = [*(row["bucket"] for row in store.metadata()), *buckets_of_ids(store)]
     if sealed_before is not None:
         numbers.append(sealed_before)
-    next_bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
+    next_bucket = 1 + max([staged.origin.bucket_of(staged.last_batch), *numbers])
     bucket = begin_rest(store, next_bucket, inputs) if sealed_in is None else sealed_in
     origin = CheckpointOrigin(
         checkpoint=str(uuid.uuid4()),
-        generation=handed_over.origin.generation + 1,
+        generation=staged.origin.generation + 1,
         shards=settings.bucket.shards,
         first_bucket=bucket + 1,
         # Messages that wait below the cutoff are sealed again, without the superseded ones.
-        cutoff_ms=max(handed_over.cutoff_ms, superseded.end_ms),
+        cutoff_ms=max(staged.cutoff_ms, superseded.end_ms),
         offsets=ends,
-        input_ids=with_left_out(with_present(known, present), settings.topics.input, handed_over.ends),
-        epoch=handed_over.origin.epoch,
+        input_ids=with_left_out(with_present(known, present), settings.topics.input, staged.ends),
+        epoch=staged.origin.epoch,
     )
     # 4. Seal the rest.
     resealed = 0
@@ -239,7 +239,7 @@ def _rebuild(store: BucketTable, settings: Settings, current: Checkpoint, now_ms
         records = read_range(store.spark, java_options(settings.kafka), settings.topics.input, starts, ends)
         # Mostly nobody asks for these again.
         retimed = retimed.filter(pa.array(~in_bitmaps(retimed, with_ids(in_table, cancelled))))
-        accepted = Rest(handed_over, settled, cancelled, recalled, batch_settings, now_ms, moved, retimed, is_older)
+        accepted = Rest(staged, settled, cancelled, recalled, batch_settings, now_ms, moved, retimed, is_older)
         overdue = overdue_in_table(store, cancelled, moved, superseded, origin)
         if repeating is not None:
             overdue = overdue.union(repeating.mapInArrow(as_left_rows(origin.shards), from_arrow_schema(LEFT_SCHEMA)))

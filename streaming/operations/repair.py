@@ -24,17 +24,17 @@ from sinks.topics.partitions import partition_counts
 from sinks.topics.topics import check_topics
 from state.buckets.parts import IdRows
 from state.checkpoint.batch_settings import PRECISION_BITS
-from state.checkpoint.handed_over import HandedOver, newest_checkpoint
 from state.checkpoint.origin import Offsets
+from state.checkpoint.staged import StagedMessages, newest_checkpoint
 from streaming.checkpoint.current import current_checkpoint, newest_generation
-from streaming.checkpoint.handover import (
+from streaming.checkpoint.refusals import refuse_older_copy
+from streaming.checkpoint.switch_over import (
     rest_bucket,
     rest_partitions,
     writer_of_repair,
     writer_of_repaired_rest,
     writer_of_state,
 )
-from streaming.checkpoint.refusals import refuse_older_copy
 from streaming.operations.corruption import SKIP_CORRUPT_FILES, Corruption, Ids, find_corruption, lost_ids, repaired
 from streaming.spark.exclusive_session import exclusive_session
 from streaming.storage.checks import check_storage
@@ -111,28 +111,28 @@ def _repair(spark: SparkSession, settings: Settings, skip: bool, report: Path, l
     store.check_log()
     if skip:
         fence_writers(settings, partition_counts(settings, [settings.progress_topic])[settings.progress_topic])
-    handed_over = newest_checkpoint(read_markers(settings))
+    staged = newest_checkpoint(read_markers(settings))
     if skip:
-        if handed_over:
-            refuse_older_copy(store, handed_over)
+        if staged:
+            refuse_older_copy(store, staged)
         guard.take_over(store, merge_token(store, lease.fencing_token))
         lease.note_fenced()
-    handed_over_before_ms = handed_over.whole_before_ms if handed_over else 0
+    staged_before_ms = staged.whole_before_ms if staged else 0
     version = store.version()
-    corruption = find_corruption(store, handed_over_before_ms)
-    ids = lost_ids(store, corruption, PRECISION_BITS, handed_over_before_ms) if corruption.segments else {}
-    lost = list(_lost(settings, ids, handed_over.origin.offsets if handed_over else {}))
+    corruption = find_corruption(store, staged_before_ms)
+    ids = lost_ids(store, corruption, PRECISION_BITS, staged_before_ms) if corruption.segments else {}
+    lost = list(_lost(settings, ids, staged.origin.offsets if staged else {}))
     taken_out = skip and bool(corruption.files or corruption.segments)
-    checkpoint = handed_over.origin.checkpoint if handed_over else ""
-    rest = rest_bucket(store, checkpoint) if handed_over else None
+    checkpoint = staged.origin.checkpoint if staged else ""
+    rest = rest_bucket(store, checkpoint) if staged else None
     interrupted = None if rest is None else _interrupted(store, checkpoint, rest, corruption)
-    if rest is None and handed_over and _is_only_announced(spark, settings, handed_over):
-        rest = handed_over.origin.overdue_bucket
+    if rest is None and staged and _is_only_announced(spark, settings, staged):
+        rest = staged.origin.overdue_bucket
         interrupted = "rescale" if current_checkpoint(spark, settings).is_retired() else _REBUILD
     result = Repair(store.path, version, corruption, lost, taken_out, interrupted)
     guard.check()
     if result.taken_out:
-        if handed_over and corruption.may_lose_schedules:
+        if staged and corruption.may_lose_schedules:
             # The present occurrence of a message that repeats may be gone, and the one before be left, or the record.
             store.fence(writer_of_repair(checkpoint))
         if rest is not None:
@@ -152,10 +152,10 @@ def _interrupted(store: BucketTable, checkpoint: str, rest: int, corruption: Cor
     return "rescale" if is_of_rescale and is_all_damage else _REBUILD
 
 
-def _is_only_announced(spark: SparkSession, settings: Settings, handed_over: HandedOver) -> bool:
+def _is_only_announced(spark: SparkSession, settings: Settings, staged: StagedMessages) -> bool:
     """Return whether a switch was cut off before the pointer to the new checkpoint, which the markers have."""
-    origin = handed_over.origin
-    return handed_over.last_batch < 0 < origin.first_bucket and newest_generation(spark, settings) < origin.generation
+    origin = staged.origin
+    return staged.last_batch < 0 < origin.first_bucket and newest_generation(spark, settings) < origin.generation
 
 
 def _lost(settings: Settings, ids: Ids, origin_offsets: Offsets) -> Iterator[Lost]:

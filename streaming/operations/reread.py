@@ -11,9 +11,9 @@ from pyroaring import BitMap64
 from conf.errors import BrokerUnreachable, CheckpointMismatch
 from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.input_ids import left_out
 from state.checkpoint.origin import InputIds, Offsets, as_offsets
+from state.checkpoint.staged import StagedMessages
 from state.claims import Claim
 from state.index.offset_bitmaps import OffsetBitmaps
 from streaming.job.inputs.input_loss import deleted_ranges, listed
@@ -28,16 +28,16 @@ Bounds = Mapping[tuple[str, int], tuple[int, int]]
 _NO_OFFSET = 2**63 - 1
 
 
-def recalled_messages(settings: Settings, handed_over: HandedOver) -> OffsetBitmaps:
+def recalled_messages(settings: Settings, staged: StagedMessages) -> OffsetBitmaps:
     """Return which messages release processes have recalled: an instant that was shortened may not tell."""
     found: dict[tuple[str, int], BitMap64] = {}
-    with closing(RecalledMessages(settings, handed_over.origin.epoch, has_run=True)) as recalled:
+    with closing(RecalledMessages(settings, staged.origin.epoch, has_run=True)) as recalled:
         retry = BrokerRetry("the recalled topic", settings.kafka.outage_limit)
-        recalled.read(handed_over.cutoff_ms)
+        recalled.read(staged.cutoff_ms)
         while not recalled.knows_all:
             # A commit is done before it is seen.
             retry.wait(BrokerUnreachable(f"{settings.recalled_topic} has an open transaction"))
-            recalled.read(handed_over.cutoff_ms)
+            recalled.read(staged.cutoff_ms)
         for source, offsets in recalled.every():
             found.setdefault(source, BitMap64()).update(offsets)
     return found
@@ -60,9 +60,9 @@ def taken_records(
         return claims.taken({source: own for source, own in ranges.items() if source[0] in ids}, ids).offsets
 
 
-def warn_of_left_out(handed_over: HandedOver, inputs: Collection[str]) -> None:
+def warn_of_left_out(staged: StagedMessages, inputs: Collection[str]) -> None:
     """Warn of topics that were read and are not `inputs` any more: their records are not read again."""
-    read = {topic for topic, own in handed_over.ends.items() if any(own.values())} | left_out(handed_over.input_ids)
+    read = {topic for topic, own in staged.ends.items() if any(own.values())} | left_out(staged.input_ids)
     if missing := sorted(read - {*inputs}):
         log.warning(
             "topics.input does not name %s any more: the new checkpoint does not have its messages that waited in no "
@@ -85,7 +85,7 @@ def decided_offsets(
 
 def reread_range(
     bounds: Bounds,
-    handed_over: HandedOver,
+    staged: StagedMessages,
     in_table: OffsetBitmaps,
     decided: Mapping[tuple[str, int], int],
     gone: Collection[str],
@@ -97,7 +97,7 @@ def reread_range(
     the end. It would also refuse after forwarders have delivered them, which leaves no marker: deleted records that
     claims have `decided` are skipped here, with a warning.
     """
-    read, accepted = handed_over.ends, handed_over.ends
+    read, accepted = staged.ends, staged.ends
     for (topic, partition), offsets in in_table.items():
         if offsets:
             known = accepted.setdefault(topic, {})
@@ -111,7 +111,7 @@ def reread_range(
         # A job that has read nothing begins with the first record that exists. A partition that is added is unread.
         end = accepted.get(topic, {}).get(number, 0 if read else first)
         end = max(end, min(first, decided.get((topic, partition), 0)))
-        starts[topic, partition] = min(max(first, handed_over.origin.offsets.get(topic, {}).get(number, 0)), end)
+        starts[topic, partition] = min(max(first, staged.origin.offsets.get(topic, {}).get(number, 0)), end)
         ends[topic, partition] = end
     if skipped := deleted_ranges(bounds, read, as_offsets(ends)):
         log.warning(
@@ -122,12 +122,12 @@ def reread_range(
     return as_offsets(starts), as_offsets(ends)
 
 
-def not_read_again(messages: OffsetBitmaps, bounds: Bounds, handed_over: HandedOver, gone: Collection[str]) -> int:
+def not_read_again(messages: OffsetBitmaps, bounds: Bounds, staged: StagedMessages, gone: Collection[str]) -> int:
     """Return how many of `messages` are of records that `reread_range` leaves out, or that are deleted."""
     count = 0
     for (topic, partition), offsets in messages.items():
         first, _ = bounds.get((topic, partition), (_NO_OFFSET, 0))
-        first = max(first, handed_over.origin.offsets.get(topic, {}).get(str(partition), 0))
+        first = max(first, staged.origin.offsets.get(topic, {}).get(str(partition), 0))
         count += len(offsets) if topic in gone else offsets.range_cardinality(0, first)
     return count
 

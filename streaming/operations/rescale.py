@@ -30,7 +30,8 @@ from state.checkpoint.progress import Progress, refuse_older
 from state.group_keys import state_partitions
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import (
+from streaming.checkpoint.refusals import refuse_lost_plan, refuse_missing_table, refuse_older_table, refuse_rebuilt
+from streaming.checkpoint.switch_over import (
     check_rest,
     is_repaired,
     rest_bucket,
@@ -39,7 +40,6 @@ from streaming.checkpoint.handover import (
     writer_of_birth,
     writer_of_state,
 )
-from streaming.checkpoint.refusals import refuse_lost_plan, refuse_missing_table, refuse_older_table, refuse_rebuilt
 from streaming.job.lanes.lane_start import without_forwarders
 from streaming.job.unfinished_batch import finish_planned
 from streaming.processes.drain import drain
@@ -126,7 +126,7 @@ def _rescale(spark: SparkSession, settings: Settings, shards: int, lease: HeldLe
     fence_writers(settings, max(before.shards, shards))
     drain(with_shards(settings, before.shards))
     # 5. Seal and switch over.
-    return _hand_over(store, guard, settings, shards, current, lease)
+    return _stage(store, guard, settings, shards, current, lease)
 
 
 def refuse_replaced(current: Checkpoint, markers: Iterable[Progress | None], planned: int | None) -> None:
@@ -144,7 +144,7 @@ def refuse_replaced(current: Checkpoint, markers: Iterable[Progress | None], pla
             refuse_older(marker, origin, -1 if planned is None else planned)
 
 
-def _hand_over(
+def _stage(
     store: BucketTable, guard: GuardedLog, settings: Settings, shards: int, current: Checkpoint, lease: HeldLease
 ) -> Rescaled:
     before, committed = current.origin, current.last_committed()

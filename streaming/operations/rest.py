@@ -18,7 +18,7 @@ from state.buckets.retimed import RETIMED_SCHEMA, due_times
 from state.buckets.table_rows import ArrowFunction
 from state.cancel import WAITING, MessageId, comes_with_message, own_ids, requests_of, without_cancelled
 from state.checkpoint.batch_settings import BatchSettings
-from state.checkpoint.handed_over import HandedOver
+from state.checkpoint.staged import StagedMessages
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import is_message, is_request, repeats, requests_in
 from state.message import with_due_times
@@ -45,7 +45,7 @@ class Rest:
     (`RETIMED_SCHEMA`). `is_older` says whether the table lacks what followed messages that repeat.
     """
 
-    handed_over: HandedOver
+    staged: StagedMessages
     in_table: OffsetBitmaps
     cancelled: OffsetBitmaps
     recalled: OffsetBitmaps
@@ -110,7 +110,7 @@ class Rest:
         renumber, they would be found there as messages that wait.
         """
         dues = _dues(messages)
-        overdue = np.minimum(dues, self.handed_over.overdue_ms)
+        overdue = np.minimum(dues, self.staged.overdue_ms)
         return with_due_times(messages, np.where(is_message(messages), dues, overdue))
 
     def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Accepted, pa.Table]]:
@@ -122,24 +122,24 @@ class Rest:
                 messages = self._at_their_times(accepted.messages)
                 # Buckets contain no requests. If the id of a request is in a bucket, its replacement is there.
                 stored = in_bitmaps(messages, self.in_table) & ~is_request(messages)
-                are_handed_over = self._is_handed_over(records, messages)
-                left = self.moved.left_of(messages.filter(pa.array(~(are_handed_over | stored))))
-                staged = are_handed_over & ~stored & repeats(messages)
-                if staged.any():
-                    following = left_of_input(messages.filter(pa.array(staged)), self.handed_over, self.is_older)
+                are_staged = self._is_staged(records, messages)
+                left = self.moved.left_of(messages.filter(pa.array(~(are_staged | stored))))
+                taken = are_staged & ~stored & repeats(messages)
+                if taken.any():
+                    following = left_of_input(messages.filter(pa.array(taken)), self.staged, self.is_older)
                     left = pa.concat_tables([left, following]).combine_chunks()
                 yield accepted, left
 
-    def _is_handed_over(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
+    def _is_staged(self, records: pa.Table, messages: pa.Table) -> np.ndarray:
         """Return which of `messages`, accepted from `records`, the lost job has staged."""
-        handed_over, newest = self.handed_over.of_input(messages), self.handed_over.newest
-        before, up_to_newest = self.handed_over.before_newest(messages), self.handed_over.up_to_newest(messages)
+        staged, newest = self.staged.of_input(messages), self.staged.newest
+        before, up_to_newest = self.staged.before_newest(messages), self.staged.up_to_newest(messages)
         if newest.clock_ms and (up_to_newest & ~before).any():
             then = self._at_their_times(self._accepted_at(newest.clock_ms, records, messages))
-            handed_over = np.where(up_to_newest, self.handed_over.of_input(then), handed_over)
+            staged = np.where(up_to_newest, self.staged.of_input(then), staged)
         if before.any():
-            handed_over = np.where(before, self.handed_over.of_input(self._as_lost(records, messages)), handed_over)
-        return handed_over
+            staged = np.where(before, self.staged.of_input(self._as_lost(records, messages)), staged)
+        return staged
 
     def _accepted_at(self, clock_ms: int, records: pa.Table, messages: pa.Table) -> pa.Table:
         """Return `messages` as a batch of the lost job has accepted them by this clock, epoch ms.
@@ -158,7 +158,7 @@ class Rest:
 
     def _as_lost(self, records: pa.Table, messages: pa.Table) -> pa.Table:
         """Return `messages` as the lost job can have accepted them before its newest batch: due then, or later."""
-        lost = self._accepted_at(self.handed_over.newest.previous_clock_ms, records, messages)
+        lost = self._accepted_at(self.staged.newest.previous_clock_ms, records, messages)
         dues, topics = _dues(lost).copy(), lost.column("topic")
         latest = lost.column("timestamp_ms").to_numpy() + _MOST_LAG_MS
         for topic in topics.unique().to_pylist():

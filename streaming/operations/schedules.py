@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sinks.buckets.bucket_table import BucketTable
 from state.buckets.reseal import left_rows
 from state.buckets.table_rows import ArrowFunction
-from state.checkpoint.handed_over import HandedOver
+from state.checkpoint.staged import StagedMessages
 from state.index.offset_bitmaps import OffsetBitmaps, in_bitmaps
 from state.kinds import Mask, repeats
 from state.message import decode_chunk, empty_messages, encode_chunk
@@ -33,7 +33,7 @@ from state.order import OrderKey
 from state.repeats.left import left_of_lost, left_of_staged
 from state.repeats.waiting import waiting_in
 from state.shards import by_shard
-from streaming.checkpoint.handover import is_older, writer_of_repair
+from streaming.checkpoint.switch_over import is_older, writer_of_repair
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +81,14 @@ class Superseded:
         return np.asarray(are_before & repeats(messages))
 
 
-def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
+def lacks_following(store: BucketTable, staged: StagedMessages) -> bool:
     """Return whether the table lacks following occurrences that it had: it is a copy, or was created again or repaired.
 
     An occurrence that was taken, without another after it, proves nothing: a message that was cancelled long ago may
     still be in the table, while its id is forgotten.
     """
-    origin = handed_over.origin
-    lacks = is_older(store, origin, handed_over.in_table) or store.is_fenced(writer_of_repair(origin.checkpoint))
+    origin = staged.origin
+    lacks = is_older(store, origin, staged.in_table) or store.is_fenced(writer_of_repair(origin.checkpoint))
     if lacks:
         log.warning(
             "the table of sealed buckets is older than the ready log, or was repaired, so it may lack the present "
@@ -99,7 +99,7 @@ def lacks_following(store: BucketTable, handed_over: HandedOver) -> bool:
 
 
 def left_in_table(
-    store: BucketTable, handed_over: HandedOver, gone: OffsetBitmaps, sealed_in: int | None, is_older: bool
+    store: BucketTable, staged: StagedMessages, gone: OffsetBitmaps, sealed_in: int | None, is_older: bool
 ) -> DataFrame | None:
     """Return what the lost job left of sealed messages that repeat (`_LEFT`), or None if no sealed message repeats.
 
@@ -112,9 +112,9 @@ def left_in_table(
     chunks = store.repeating_chunks()
     if sealed_in is not None:
         chunks = chunks.where(f"bucket <> {sealed_in}")
-    every = chunks.mapInArrow(_occurrences(handed_over, gone, is_older), from_arrow_schema(_OCCURRENCES))
+    every = chunks.mapInArrow(_occurrences(staged, gone, is_older), from_arrow_schema(_OCCURRENCES))
     by_id = every.repartition(*ID).sortWithinPartitions(*ID, "number", "deliver_at_ms", "bucket")
-    return by_id.mapInArrow(_left(handed_over), from_arrow_schema(_LEFT))
+    return by_id.mapInArrow(_left(staged), from_arrow_schema(_LEFT))
 
 
 def superseded_in(left: DataFrame) -> Superseded:
@@ -141,38 +141,38 @@ def as_holders(left: DataFrame, bucket: int) -> DataFrame:
     return named
 
 
-def left_of_input(messages: pa.Table, handed_over: HandedOver, is_older: bool) -> pa.Table:
+def left_of_input(messages: pa.Table, staged: StagedMessages, is_older: bool) -> pa.Table:
     """Return what waits of `messages` that were accepted again, repeat, and are staged.
 
     Batches before the newest have stored what follows those that they have read, unless the table `is_older`.
     """
-    before = handed_over.before_newest(messages)
-    left = left_by(handed_over, messages.filter(pa.array(~before)))
+    before = staged.before_newest(messages)
+    left = left_by(staged, messages.filter(pa.array(~before)))
     if not (is_older and before.any()):
         return left
-    return pa.concat_tables([left, _left_of_lost(handed_over, messages.filter(pa.array(before)))]).combine_chunks()
+    return pa.concat_tables([left, _left_of_lost(staged, messages.filter(pa.array(before)))]).combine_chunks()
 
 
-def left_by(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
+def left_by(staged: StagedMessages, messages: pa.Table) -> pa.Table:
     """Return what waits of `messages` that repeat and that the newest batch has taken, if it was cut off.
 
     Only of shards that have a marker of it: of the others it has staged nothing, and `messages` wait as they are.
     """
     left = [
         left_of_staged(own, marker.batch, marker.last, marker.occurrences_below_ms)
-        for marker, own in handed_over.by_newest(messages)
+        for marker, own in staged.by_newest(messages)
         if marker.last is not None
     ]
     return pa.concat_tables([empty_messages(), *left]).combine_chunks()
 
 
-def _left_of_lost(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
+def _left_of_lost(staged: StagedMessages, messages: pa.Table) -> pa.Table:
     """Return what waits of `messages` that repeat and that batches before the newest have taken, without a trace."""
-    newest, left = handed_over.newest, [empty_messages()]
-    for shard, own in by_shard(messages, len(handed_over.markers)):
-        marker = handed_over.markers[shard]
+    newest, left = staged.newest, [empty_messages()]
+    for shard, own in by_shard(messages, len(staged.markers)):
+        marker = staged.markers[shard]
         below_ms = marker.occurrences_below_ms
-        last = OrderKey(newest.handed_over_below_ms, "", 0, 0)
+        last = OrderKey(newest.staged_below_ms, "", 0, 0)
         # The shard has staged nothing since its marker. A batch with a bound has not staged all below its cutoff.
         if marker.batch.batch_id == newest.batch_id or below_ms is not None:
             last = OrderKey(marker.occurrences_whole_below_ms, "", 0, 0)
@@ -183,12 +183,12 @@ def _left_of_lost(handed_over: HandedOver, messages: pa.Table) -> pa.Table:
     return pa.concat_tables(left).combine_chunks()
 
 
-def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps, is_older: bool) -> ArrowFunction:
+def _occurrences(staged: StagedMessages, gone: OffsetBitmaps, is_older: bool) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                is_taken = handed_over.of_bucket_before_newest(messages, bucket)
+                is_taken = staged.of_bucket_before_newest(messages, bucket)
                 counts = repeats(messages) & (is_older | ~is_taken)
                 messages, is_taken = messages.filter(pa.array(counts)), is_taken[counts]
                 if not messages.num_rows:
@@ -209,33 +209,33 @@ def _occurrences(handed_over: HandedOver, gone: OffsetBitmaps, is_older: bool) -
     return run
 
 
-def _left(handed_over: HandedOver) -> ArrowFunction:
+def _left(staged: StagedMessages) -> ArrowFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in batches for row in batch.to_pylist())
         for _, own in groupby(rows, key=lambda row: tuple(row[name] for name in ID)):
-            if found := list(_left_of_one(handed_over, list(own))):
+            if found := list(_left_of_one(staged, list(own))):
                 rows_left = [{name: row[name] for name in _LEFT.names} for row in found]
                 yield pa.RecordBatch.from_pylist(rows_left, schema=_LEFT)
 
     return run
 
 
-def _left_of_one(handed_over: HandedOver, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _left_of_one(staged: StagedMessages, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield rows of `_LEFT` for a message, from the rows of its occurrences in the table (`_OCCURRENCES`), in turn."""
     rows, taken = [row for row in rows if not row["is_taken"]], rows
     if not rows:
         if not taken[-1]["is_gone"]:
-            yield from _as_left(taken[-1], _left_of_lost(handed_over, decode_chunk(taken[-1]["chunk"])))
+            yield from _as_left(taken[-1], _left_of_lost(staged, decode_chunk(taken[-1]["chunk"])))
         return
     *before, last = rows
     superseded = [row["deliver_at_ms"] for row in before]
-    message, is_due = decode_chunk(last["chunk"]), last["deliver_at_ms"] < handed_over.newest.cutoff_ms
-    if is_due and any(True for _ in handed_over.by_newest(message)):
+    message, is_due = decode_chunk(last["chunk"]), last["deliver_at_ms"] < staged.newest.cutoff_ms
+    if is_due and any(True for _ in staged.by_newest(message)):
         # An occurrence that has waited longer than its instant, or was missed, lies behind the staged ones.
-        if not handed_over.of_bucket(message, last["bucket"])[0]:
+        if not staged.of_bucket(message, last["bucket"])[0]:
             superseded.append(last["deliver_at_ms"])
         if not last["is_gone"]:
-            yield from _as_left(last, left_by(handed_over, message))
+            yield from _as_left(last, left_by(staged, message))
     if superseded:
         yield {**last, "deliver_at_ms": max(superseded) + 1, "name": None, "keeps": None, "chunk": None}
 

@@ -64,7 +64,7 @@ def overdue_in_table(
         for batch in batches:
             for bucket, chunk in zip(batch.column("bucket").to_pylist(), batch.column("chunk"), strict=True):
                 messages = decode_chunk(chunk.as_py())
-                waiting = ~moved.handed_over.of_bucket(messages, bucket)
+                waiting = ~moved.staged.of_bucket(messages, bucket)
                 waiting &= messages.column("deliver_at_ms").to_numpy() < origin.cutoff_ms
                 if superseded:
                     waiting &= ~superseded.contains_mask(messages)

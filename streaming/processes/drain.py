@@ -53,8 +53,8 @@ def left_to_release(settings: Settings) -> dict[int, int]:
         has_position = shard < counts.get(settings.position_topic, 0)
         position = read_position(options, settings.position_topic, shard) if has_position else None
         if marker is not None or position is not None:
-            handed_over = 0 if marker is None else marker.handed_over
-            left = handed_over if position is None else handed_over + position.forwarded - position.released
+            staged = 0 if marker is None else marker.staged
+            left = staged if position is None else staged + position.forwarded - position.released
             # A progress topic that was lost starts counting from zero again.
             ready[shard] = max(0, left)
     return ready

@@ -155,8 +155,8 @@ PUNCTUAL_CASES = {
         outage.alternatives_of,
         {outage.DRIVER: {"p99_ms": 35.0}, outage.CALM: {"p99_ms": 24.0}},
         {
-            "p99 of what was handed over, driver killed": (outage.DRIVER, "p99_ms", 35.1),
-            "p99 of what was handed over, driver killed, of that in the calm": (outage.CALM, "p99_ms", 23.0),
+            "p99 of what was staged, driver killed": (outage.DRIVER, "p99_ms", 35.1),
+            "p99 of what was staged, driver killed, of that in the calm": (outage.CALM, "p99_ms", 23.0),
         },
     ),
 }

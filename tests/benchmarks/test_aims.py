@@ -78,7 +78,7 @@ def test_no_benchmark_is_left_out() -> None:
     assert {name.partition(",")[0] for name in CASES} == command.BENCHMARKS.keys()
 
 
-def test_the_writers_that_hand_overs_opened_count_in_the_second_half_of_the_batches() -> None:
+def test_the_writers_that_stages_opened_count_in_the_second_half_of_the_batches() -> None:
     log = """
     opened writers for shards [0, 1, 2, 3] of the 4 that staged messages
     batch 1: staged messages due before 10, sealed 0 messages in 0 segments, took 0.10 s

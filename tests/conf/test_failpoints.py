@@ -25,7 +25,7 @@ from tests.eventually import assert_eventually
 from tests.processes import runs
 
 # A driver with two children. One of them passes the failpoint, as a task would.
-CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('handed-over')"
+CHILD = "from conf.failpoints import failpoint; print('up', flush=True); input(); failpoint('staged')"
 SLEEPER = "import time; time.sleep(600)"
 DRIVER = f"""
 import os, subprocess, sys
@@ -106,7 +106,7 @@ def _driver(action: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """Start a driver that takes `action` once it gets a line; return it, and the processes that it has started."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER],
-        env={**os.environ, VARIABLE: f"handed-over={action}"},
+        env={**os.environ, VARIABLE: f"staged={action}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

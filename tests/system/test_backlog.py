@@ -128,7 +128,7 @@ def test_a_job_that_was_down_for_an_hour_delivers_all_due_messages_at_the_config
 
 @pytest.mark.thorough
 @pytest.mark.takes(60)
-def test_what_fell_due_in_an_outage_is_handed_over_by_several_batches_that_accept_new_messages(
+def test_what_fell_due_in_an_outage_is_staged_by_several_batches_that_accept_new_messages(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("window.max_bytes=2097152")

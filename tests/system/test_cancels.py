@@ -89,9 +89,7 @@ def test_each_request_is_answered_once_and_the_answer_is_true(
 
 @pytest.mark.thorough
 @pytest.mark.takes(50)
-def test_what_is_handed_over_is_taken_back_also_across_a_kill(
-    application: Application, make_service: MakeService
-) -> None:
+def test_what_is_staged_is_taken_back_also_across_a_kill(application: Application, make_service: MakeService) -> None:
     service, ledger = make_service("clock.horizon=1m")
     service.start()
     chosen = random.Random(7)
@@ -101,7 +99,7 @@ def test_what_is_handed_over_is_taken_back_also_across_a_kill(
         ledger.publish(application.input, b"%d" % number, headers, output=application.output, delay_ms=delay_ms)
     ledger.flush()
     settings = load_settings(None, service.overrides, environ={})
-    assert_eventually(lambda: sum(left_to_release(settings).values()) == 300, 30, "the hand-over of all")
+    assert_eventually(lambda: sum(left_to_release(settings).values()) == 300, 30, "the staging of all")
     cancel_some(ledger, application, seed=1)
     ledger.flush()
     assert_eventually(lambda: len(ledger.answers) >= len(ledger.requests), 60, "answers")

@@ -87,7 +87,7 @@ def test_added_partitions_are_used_expired_records_are_named_and_a_deleted_topic
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("point", "new"), [("state-held", 500), ("state-held", 30), ("handed-over", 500)])
+@pytest.mark.parametrize(("point", "new"), [("state-held", 500), ("state-held", 30), ("staged", 500)])
 def test_a_batch_that_was_cut_off_reads_nothing_of_an_input_topic_that_was_created_again(
     application: Application, make_service: MakeService, point: str, new: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_batch_that_was_cut_off_reads_nothing_of_an_input_topic_that_was_creat
     # Nothing is sealed.
     both = f"topics.input={application.input},{also}"
     # Where forwarders take everything, no batch stages anything.
-    forwarders = "forward.processes=0" if point == "handed-over" else "forward.processes=1"
+    forwarders = "forward.processes=0" if point == "staged" else "forward.processes=1"
     service, ledger = make_service("limits.messages_per_trigger=100", "bucket.max_messages=100000", both, forwarders)
     _number(application, b"waiting", 40, [("deliver-after", b"60s")])
     _number(application, b"old", 300)

@@ -28,7 +28,7 @@ _FEW = ("bucket.fan_in=2", "bucket.max_messages=5", "limits.messages_per_trigger
 # The points need these to be reached: settings, and delays so long that messages still wait.
 _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("recovering", "batch-begun", "claims-read", "state-held", "batch-done"): ((), 20_000),
-    ("transaction-open", "transaction-committed", "handed-over"): ((), 20_000),
+    ("transaction-open", "transaction-committed", "staged"): ((), 20_000),
     ("sealing", "sealed"): ((), 20_000),
     # Points of the release process, which takes the driver and its Java process with it.
     ("transaction-filled", "transaction-ended"): ((), 20_000),
@@ -45,7 +45,7 @@ _MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
 _MATRIX_WITH_ASKS: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {
     ("cancelled", "transaction-filled", "near-claimed"): (("clock.horizon=8s",), 20_000),
     ("batch-begun", "claims-read", "state-held", "sealing", "sealed"): ((), 30_000),
-    ("transaction-open", "transaction-committed", "handed-over", "batch-done"): ((), 30_000),
+    ("transaction-open", "transaction-committed", "staged", "batch-done"): ((), 30_000),
     # For requests that were staged before the kill, the next process finds out which messages they have recalled.
     ("transaction-ended", "shards-assigned", "ring-fencing", "position-read"): (("clock.horizon=15s",), 30_000),
     ("merging", "slice-merged", "merged"): (_FEW, 120_000),

@@ -22,7 +22,7 @@ from tests.system.conftest import Application, MakeService
 from tests.system.ledger import Ledger
 from tests.system.service import Service
 
-_HOUR_MS, _HANDED_OVER_MS = 3_600_000, 50_000
+_HOUR_MS, _STAGED_MS = 3_600_000, 50_000
 
 
 def publish(ledger: Ledger, application: Application, count: int, delay_ms: int, key: bytes = b"k") -> list[str]:
@@ -75,18 +75,18 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
     sealed = publish(ledger, application, 300, _HOUR_MS)
     assert_eventually(lambda: sealed_messages(service.log) >= 50, 60, "a seal")
     kept = publish(ledger, application, 20, _HOUR_MS, key=b"kept")
-    handed_over = publish(ledger, application, 40, _HANDED_OVER_MS)
+    staged = publish(ledger, application, 40, _STAGED_MS)
     # Once it is out, its release process has read the messages that were staged before.
     (soon,) = publish(ledger, application, 1, 1, key=b"soon")
     assert_eventually(lambda: soon in {record.id for record in list(ledger.got)}, 60, "a delivery")
     begun_ms = time.time_ns() // 1_000_000
-    deliver(ledger, [*sealed, *kept, *handed_over])
+    deliver(ledger, [*sealed, *kept, *staged])
     # One batch reads these messages and their requests together.
     together = publish(ledger, application, 20, _HOUR_MS, key=b"together")
     deliver(ledger, together)
     ledger.wait_for_all(60)
     ledger.verify(least_checked=0)
-    every = {*sealed, *kept, *handed_over, *together}
+    every = {*sealed, *kept, *staged, *together}
     came = {record.id: int(record.last("delayline-deliver-at") or 0) for record in list(ledger.got)}
     assert came.keys() == every | {soon}
     assert all(due_ms >= begun_ms - 10_000 for identity, due_ms in came.items() if identity != soon)
@@ -94,8 +94,8 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
     # Further requests get the answer that the messages come out.
     ledger.cancel(sealed[0])
     ledger.cancel(kept[0])
-    ledger.cancel(handed_over[0])
-    deliver(ledger, [sealed[1], kept[1], handed_over[1]])
+    ledger.cancel(staged[0])
+    deliver(ledger, [sealed[1], kept[1], staged[1]])
     answered(ledger)
     assert not ledger.cancelled()
     ledger.verify(least_checked=0)
@@ -107,7 +107,7 @@ def test_messages_come_out_at_once_wherever_they_wait(application: Application, 
     unread = f"{application.input}/0/{10**12}"
     assert command(service, sealed[0]) == (0, {sealed[0]: "due-now"})
     # Its release process still knows it.
-    assert command(service, far, handed_over[0]) == (3, {far: "cancelled", handed_over[0]: "due-now"})
+    assert command(service, far, staged[0]) == (3, {far: "cancelled", staged[0]: "due-now"})
     assert command(service, soon) == (3, {soon: "too-late"})
     assert command(service, unread) == (4, {unread: "unknown"})
     assert service.stop() == 0, service.log[-3000:]

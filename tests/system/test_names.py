@@ -30,10 +30,10 @@ def command(service: Service, *arguments: str) -> subprocess.CompletedProcess[st
     ("mode", "points"),
     [
         ("replace", ("cancelled", "transaction-committed", "batch-done")),
-        ("replace", ("state-held", "sealing", "sealed", "handed-over")),
+        ("replace", ("state-held", "sealing", "sealed", "staged")),
         ("replace", ("transaction-open", "transaction-filled", "transaction-ended", "position-read")),
-        ("keep", ("cancelled", "handed-over", "sealed", "batch-done")),
-        ("keep-time", ("cancelled", "handed-over", "sealed", "batch-done")),
+        ("keep", ("cancelled", "staged", "sealed", "batch-done")),
+        ("keep-time", ("cancelled", "staged", "sealed", "batch-done")),
         ("keep-time", ("transaction-open", "transaction-committed", "sealing", "state-held")),
     ],
     ids=str,
@@ -60,7 +60,7 @@ def test_after_kills_one_message_of_each_name_comes_out(
 
 @pytest.mark.thorough
 @pytest.mark.takes(50)
-def test_what_is_handed_over_is_taken_back_and_commands_work_by_name(
+def test_what_is_staged_is_taken_back_and_commands_work_by_name(
     application: Application, make_service: MakeService
 ) -> None:
     service, ledger = make_service("policies.names=header", "clock.horizon=1m")
@@ -78,7 +78,7 @@ def test_what_is_handed_over_is_taken_back_and_commands_work_by_name(
     load.publish("first", 0, key=b"k", headers=[("delayline-name", b"first")])
     assert_eventually(lambda: len(load.got) == 1, 60, "the first message")
     publish_all(50_000)
-    assert_eventually(lambda: sum(left_to_release(settings).values()) == 40, 30, "the hand-over of all")
+    assert_eventually(lambda: sum(left_to_release(settings).values()) == 40, 30, "the staging of all")
     publish_all(45_000)
     load.verify(120)
     results = [json.loads(answer.value or b"{}").get("result") for answer in load.answers]

@@ -160,7 +160,7 @@ def test_after_the_kill_of_the_driver_its_release_processes_go_on_until_nothing_
     assert len(releases) == 1
     publish_mixed(ledger, application, 400, seed=1, longest_ms=20_000)
     accepted = len(ledger.sent)
-    assert_eventually(lambda: _handed_over(application) >= accepted, 60, "the hand-over")
+    assert_eventually(lambda: _staged(application) >= accepted, 60, "the staging")
     others = [child for child in driver.children(recursive=True) if child not in releases]
     driver.kill()
     driver.wait()
@@ -226,11 +226,11 @@ def test_what_is_published_after_the_kill_of_the_driver_goes_out_and_a_restarted
     assert not any(map(runs, processes)), "a process outlives the job"
 
 
-def _handed_over(application: Application) -> int:
+def _staged(application: Application) -> int:
     settings = load_settings(None, application.overrides(_HORIZON), environ={})
     options = librdkafka_options(settings.kafka)
     markers = [read_progress(options, settings.progress_topic, shard) for shard in range(settings.bucket.shards)]
-    return sum(marker.handed_over for marker in markers if marker is not None)
+    return sum(marker.staged for marker in markers if marker is not None)
 
 
 @pytest.mark.thorough
@@ -267,7 +267,7 @@ def test_a_ready_log_that_was_lost_stops_the_job_by_name_until_it_is_repaired(
     publish_mixed(ledger, application, 100, seed=1, longest_ms=4_000)
     ledger.verify_after_outage(60)
     publish_mixed(ledger, application, 60, seed=2, longest_ms=50_000)
-    assert_eventually(lambda: _handed_over(application) >= 160, 60, "the hand-over")
+    assert_eventually(lambda: _staged(application) >= 160, 60, "the staging")
     assert service.stop() == 0, service.log[-3000:]
     lost = _left(application)
     assert lost > 10

@@ -19,7 +19,7 @@ from tests.system.ledger import Header, Ledger
 _EVERY_MS = 2_000
 _SETTINGS = ("policies.repeats=true", "policies.repeat_interval=1s", "policies.names=header")
 # Where a driver is killed.
-_POINTS = ("following", "transaction-open@2", "followed", "handed-over")
+_POINTS = ("following", "transaction-open@2", "followed", "staged")
 
 
 def repeat(

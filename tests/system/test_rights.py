@@ -24,8 +24,8 @@ from sinks.internal_topics.recalled_writer import RecalledWriter
 from sinks.lanes.deletion import delete_claims
 from sinks.lanes.opening import close_lanes, open_lanes
 from sinks.lanes.writer import LaneWriter
-from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan, fence_writers
+from sinks.ready_log.stage import stage
+from sinks.ready_log.writer import StagingPlan, fence_writers
 from sinks.release.process import ReleaseProcess
 from sinks.topics.input_ends import input_bounds
 from sinks.topics.partitions import partition_counts
@@ -68,7 +68,7 @@ _NOT_REQUIRED = {
 }
 
 
-def _hand_over(settings: Settings) -> None:
+def _stage(settings: Settings) -> None:
     """Do as the job does, with another message, dead letter and requests that are due, and a requested message."""
     check_topics(settings)
     partition_counts(settings)
@@ -77,7 +77,7 @@ def _hand_over(settings: Settings) -> None:
         announce_origin(settings, _ORIGIN)
         fence_writers(settings, _ORIGIN.shards)
         plan = partial(
-            HandOverPlan,
+            StagingPlan,
             application_id=settings.application_id,
             clock_ms=0,
             progress_topic=settings.progress_topic,
@@ -102,7 +102,7 @@ def _hand_over(settings: Settings) -> None:
         # A release process recalls the first message for a request of the next batch.
         for rows in ([later], rest):
             batch = BatchSpan(_ORIGIN, next(_BATCHES))
-            hand_over(plan(batch=batch), 0, iter([messages(rows)]))
+            stage(plan(batch=batch), 0, iter([messages(rows)]))
         _take_lane(settings)
         with closing(RecalledMessages(settings, epoch=1)) as recalled:
             recalled.read(0)
@@ -164,7 +164,7 @@ def _read_status(settings: Settings) -> None:
 
 
 _DO: dict[str, Callable[[Settings], object]] = {
-    "job": _hand_over,
+    "job": _stage,
     "release": _release,
     "forward": _forward,
     "publisher": _publish,
@@ -175,10 +175,10 @@ _DO: dict[str, Callable[[Settings], object]] = {
 # Steps that another login has taken before.
 _BEFORE: dict[str, tuple[Callable[[Settings], object], ...]] = {
     "job": (_publish,),
-    "release": (_publish, _hand_over),
-    "forward": (_publish, _hand_over),
+    "release": (_publish, _stage),
+    "forward": (_publish, _stage),
     "subscriber": (_publish_output,),
-    "status": (_publish, _hand_over),
+    "status": (_publish, _stage),
 }
 
 
@@ -202,7 +202,7 @@ def test_each_missing_right_is_named(
         _change(revoke, right)
         if login == "release":
             # Messages that do not need this right are released, and are gone for the next one.
-            _hand_over(owner)
+            _stage(owner)
         if right.operation != "Describe":
             # So that the resource is seen, and the error is about the right itself.
             _change(allow, replace(right, operation="Describe"))

@@ -141,14 +141,14 @@ class Admission:
         most = {
             topic: limit for topic in span.ends if (limit := batch_settings.policy_of(topic).most_waiting) is not None
         }
-        self._waiting.join(span.handed_over_below_ms)
+        self._waiting.join(span.staged_below_ms)
         from_offsets: Offsets = {}
         if self._counted_s is not None:
             from_offsets = self._refused_from(most, span, taken)
         if self._counted_s is None and span.batch_id:
             self._waiting.kept = self._kept_after(span.batch_id - 1, batch_settings)
         if self._counted_s is None or (from_offsets and time.monotonic() - self._counted_s > _COUNTED_S):
-            self._count(most, span.handed_over_below_ms)
+            self._count(most, span.staged_below_ms)
             from_offsets = self._refused_from(most, span, taken)
         if not from_offsets:
             return NONE_REFUSED
@@ -169,8 +169,7 @@ class Admission:
 
     def _refused_from(self, most: Mapping[str, int], span: BatchSpan, taken: Taken) -> Offsets:
         rooms = {
-            topic: max(0, limit - self._waiting.count(topic, span.handed_over_below_ms))
-            for topic, limit in most.items()
+            topic: max(0, limit - self._waiting.count(topic, span.staged_below_ms)) for topic, limit in most.items()
         }
         found = _beyond(rooms, span.starts, span.ends, taken)
         # Only now, because it asks the broker.

@@ -20,8 +20,8 @@ from state.checkpoint.origin import InputIds, Offsets
 from state.checkpoint.progress import BatchSpan, Ranges
 from state.taken import Taken
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import newest_sealed
 from streaming.checkpoint.recreated_inputs import recreated_inputs
+from streaming.checkpoint.switch_over import newest_sealed
 
 log = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ def answers_by(
     # A replacement that is accepted in any case may still take the place of a staged message.
     may_go_on = ~is_replacement | np.asarray(pc.equal(requests.column("condition"), ALWAYS).fill_null(False))
     is_old = outcome == Reason.RECORD_DELETED
-    goes_on = (is_old | (outcome == Reason.HANDED_OVER)) & may_go_on & ~is_unwanted
+    goes_on = (is_old | (outcome == Reason.STAGED)) & may_go_on & ~is_unwanted
     is_accepted = contains_mask(own_ids(requests), accepted) | (outcome == Reason.NO_SUCH_NAME)
     decided = ~goes_on & ~is_unwanted
     terms = zip(*(each[goes_on].tolist() for each in (is_old, is_replacement, delivers)), strict=True)

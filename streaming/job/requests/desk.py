@@ -26,9 +26,10 @@ from state.buckets.cancelled import NOTHING_FORGETTABLE, Forgettable
 from state.buckets.moves import due_at_once_ms
 from state.buckets.operator import ASKED
 from state.cancel import WAITING
-from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.origin import CheckpointOrigin
+from state.checkpoint.planned_batch import TOLERANCE_MS
 from state.checkpoint.progress import BatchSpan
+from state.checkpoint.staged import newest_checkpoint
 from state.message_ids import NO_IDS, Ids, ids_in
 from streaming.job.requests.decision import Decision, Facts, decide
 from streaming.job.requests.names import look_up, useful_from_ms
@@ -37,7 +38,6 @@ from streaming.job.requests.recalled import RecalledMessages
 from streaming.job.requests.sealed_ids import SealedIds
 from streaming.job.requests.search import Search, read_requests
 from streaming.job.requests.stored_ids import StoredIds
-from streaming.job.watches.clock_watch import TOLERANCE_MS
 from streaming.spark.pools import MAINTENANCE, use_pool
 
 log = logging.getLogger(__name__)
@@ -128,8 +128,8 @@ class RequestDesk:
         """Return the newest batch by recently read markers, or None if they show no batch."""
         if time.monotonic() > self._markers_s + _MARKERS_S:
             with suppress(BrokerUnreachable):
-                handed_over = newest_checkpoint(read_markers(self._settings))
-                self._shown = None if handed_over is None else handed_over.newest
+                staged = newest_checkpoint(read_markers(self._settings))
+                self._shown = None if staged is None else staged.newest
                 self._markers_s = time.monotonic()
         return self._shown
 
@@ -166,7 +166,7 @@ class RequestDesk:
             # answer.
             # The clock may go back so far, and a replay reads the ids from the table, which has them for hours.
             before_ms = useful_from_ms(span, clock_ms) - TOLERANCE_MS
-            self._recalled.forget(span.handed_over_below_ms, before_ms)
+            self._recalled.forget(span.staged_below_ms, before_ms)
             self._stored_ids.forget(before_ms, self._recalled.known_from)
 
     def _read_early(self, before_bucket: int, origin: CheckpointOrigin) -> None:
@@ -248,5 +248,5 @@ class RequestDesk:
         """Return which of `ids` release processes have recalled by now."""
         if not ids:
             return NO_IDS
-        self._recalled.read(span.handed_over_below_ms)
+        self._recalled.read(span.staged_below_ms)
         return self._recalled.only(ids)

@@ -150,7 +150,7 @@ def look_up(
         clock_ms: its clock, epoch ms.
         waiting: returns which of some messages wait in the table (`CANCELLED_SCHEMA`).
     """
-    previous_ms = span.handed_over_below_ms
+    previous_ms = span.staged_below_ms
     # A waiting message has its name even if it is due.
     free_ms = min(clock_ms, previous_ms)
     # An earlier checkpoint may have left messages that are due before its last cutoff: the first batch stages them.

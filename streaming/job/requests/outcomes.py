@@ -58,7 +58,7 @@ class Outcomes:
         old.
         """
         is_old = is_below(self._asked, known_from)
-        rest = np.where(is_old, Reason.RECORD_DELETED, Reason.HANDED_OVER)  # type: ignore[call-overload]
+        rest = np.where(is_old, Reason.RECORD_DELETED, Reason.STAGED)  # type: ignore[call-overload]
         rest[contains_mask(self._asked, repeating)] = Reason.REPEATS
         is_open = self._is_open
         self._outcomes[is_open] = rest[is_open]

@@ -121,7 +121,7 @@ class Search:
         known = self.stored_ids.cancelled_among(not_found)
         outcomes.set(known.ids, Reason.WITHDRAWN)
         outcomes.set(self.stored_ids.moved_among(known.ids), Reason.MADE_DUE)
-        is_held = pc.greater_equal(named.earlier.column("until_ms"), self.span.handed_over_below_ms)
+        is_held = pc.greater_equal(named.earlier.column("until_ms"), self.span.staged_below_ms)
         # Undecided messages, and messages that repeat, must be found in their places.
         if not self.may_repeat:
             held = named.earlier.filter(is_held)
@@ -132,8 +132,8 @@ class Search:
             return union([outcomes.open_ids(but), known.ids])
 
         # The first batch also finds the messages there that an earlier checkpoint has left, however overdue they are.
-        handed_over = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
-        self.waits = self.waiting(wanted(but=handed_over), known)
+        staged = ids_in(named.earlier.filter(pc.invert(is_held))) if self.span.batch_id else NO_IDS
+        self.waits = self.waiting(wanted(but=staged), known)
         self._know(self.waits.repeating)
         outcomes.take(self._taken_of(self.waits.messages, requests))
         passed = self._taken_of(self._passed_by(wanted()), requests)
@@ -146,7 +146,7 @@ class Search:
         They are not staged before this batch, and not `cancelled`. In a segment with messages that repeat, each message
         is read.
         """
-        previous_ms = self.span.handed_over_below_ms
+        previous_ms = self.span.staged_below_ms
         # The first batch stages the messages that an earlier checkpoint has left, however overdue they are.
         overdue_bucket = None if self.span.batch_id else self.span.origin.overdue_bucket
         nothing = NOTHING_WAITS._replace(from_ms=previous_ms, overdue_bucket=overdue_bucket)

@@ -19,7 +19,7 @@ from state.buckets.retimed import retimed_rows
 from state.buckets.segments import Segment
 from state.buckets.table_rows import STORED_SCHEMA, ArrowFunction, stored_rows
 from state.names import name_rows
-from streaming.checkpoint.handover import in_table, writer_of_following
+from streaming.checkpoint.switch_over import in_table, writer_of_following
 from streaming.job.plan import BatchPlan
 from streaming.job.requests.decision import Decision
 from streaming.job.sealed.look_ahead import LookAhead

@@ -13,8 +13,8 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.chunk import most_deliveries
-from sinks.ready_log.task import REPORT_SCHEMA, Cancels, hand_over_chunks
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log.task import REPORT_SCHEMA, Cancels, stage_chunks
+from sinks.ready_log.writer import StagingPlan
 from state.buckets.operator import BOUND, DUE
 from state.checkpoint.progress import BatchSpan, InTable
 from state.order import ORDER
@@ -66,20 +66,20 @@ class Staging:
         # Otherwise each partition already has all rows of its shards.
         ordered = due.sortWithinPartitions("shard", *ORDER)
         below_ms = {row["shard"]: row["min_deliver_at_ms"] for row in rows if row["kind"] == BOUND}
-        hand_over_plan = self._hand_over_plan(plan.span, below_ms, in_table)
-        return ordered.mapInArrow(hand_over_chunks(hand_over_plan, cancels), _REPORT)
+        stage_plan = self._stage_plan(plan.span, below_ms, in_table)
+        return ordered.mapInArrow(stage_chunks(stage_plan, cancels), _REPORT)
 
     def run(self, tasks: DataFrame) -> None:
         """Stage the batch. Any thread may call it."""
-        with self._counts.timed("hand-over"):
+        with self._counts.timed("stage"):
             writers = {report["shard"]: report["writer"] for report in tasks.collect()}
         if opened := sorted(shard for shard, writer in writers.items() if self._last_writers.get(shard) != writer):
             log.info("opened writers for shards %s of the %d that staged messages", opened, len(writers))
         self._last_writers.update(writers)
-        failpoint("handed-over")
+        failpoint("staged")
 
-    def _hand_over_plan(self, span: BatchSpan, occurrences_below_ms: dict[int, int], in_table: InTable) -> HandOverPlan:
-        return HandOverPlan(
+    def _stage_plan(self, span: BatchSpan, occurrences_below_ms: dict[int, int], in_table: InTable) -> StagingPlan:
+        return StagingPlan(
             application_id=self._settings.application_id,
             batch=span,
             clock_ms=span.clock_ms,

@@ -14,15 +14,13 @@ from typing import Protocol
 
 from conf.errors import ClockAhead, ClockBehind
 from conf.instants import instant
-from state.checkpoint.planned_batch import PlannedBatch
+from state.checkpoint.planned_batch import TOLERANCE_MS, PlannedBatch
 from streaming.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
 # Up to this the job waits silently: clocks are slewed, and differ from host to host.
 _UNREMARKABLE_MS = 1_000
-# Up to this the job waits, with a warning.
-TOLERANCE_MS = 60_000
 
 
 def now_ms() -> int:

@@ -20,11 +20,11 @@ _ENDINGS = st.sampled_from(["", "-release", "-release-0", "-release-0-1", "-0", 
 
 def _ids(application_id: str) -> set[str]:
     """Return the ids of some producers of an application, of each kind."""
-    hand_over = {transactional_id(application_id, shard) for shard in _NUMBERS}
+    stage = {transactional_id(application_id, shard) for shard in _NUMBERS}
     rings = {ring_id(application_id, shard, number) for shard in _NUMBERS for number in _NUMBERS}
     lanes = {transactional_id(application_id, "forward", lane) for lane in _NUMBERS}
     names = ("lease", "origin", "resend", "terms")
-    return hand_over | rings | lanes | {transactional_id(application_id, name) for name in names}
+    return stage | rings | lanes | {transactional_id(application_id, name) for name in names}
 
 
 @given(_APPLICATIONS, _APPLICATIONS, _ENDINGS, _ENDINGS)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from sinks.internal_topics.progress import read_progress
-from sinks.ready_log import hand_over
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log import stage
+from sinks.ready_log.writer import StagingPlan
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.message import decode_chunk
@@ -17,14 +17,14 @@ from streaming.local.broker import EmbeddedBroker
 from tests.conftest import MakeTopic
 from tests.sinks.committed_records import committed
 
-Ready = Callable[[HandOverPlan], list[int]]
+Ready = Callable[[StagingPlan], list[int]]
 Marker = Callable[..., Progress | None]
 
 
 @pytest.fixture
-def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> HandOverPlan:
+def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> StagingPlan:
     """A batch of a new application."""
-    return HandOverPlan(
+    return StagingPlan(
         application_id=f"app-{uuid.uuid4().hex[:8]}",
         batch=BatchSpan(CheckpointOrigin("c", 1, 1), 7),
         clock_ms=1_000,
@@ -42,14 +42,14 @@ def plan(broker: EmbeddedBroker, make_topic: MakeTopic) -> HandOverPlan:
 @pytest.fixture(autouse=True)
 def _no_open_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise its producers would outlive the broker and keep looking for it.
-    monkeypatch.setattr(hand_over, "_open_writers", {})
+    monkeypatch.setattr(stage, "_open_writers", {})
 
 
 @pytest.fixture
 def ready(broker: EmbeddedBroker) -> Ready:
     """A function that returns the due times of the committed messages, in the order of the ready log."""
 
-    def due_times(plan: HandOverPlan) -> list[int]:
+    def due_times(plan: StagingPlan) -> list[int]:
         chunks = [decode_chunk(record.value() or b"") for record in committed(broker, plan.ready_topic)]
         return [due for chunk in chunks for due in chunk.column("deliver_at_ms").to_pylist()]
 
@@ -60,7 +60,7 @@ def ready(broker: EmbeddedBroker) -> Ready:
 def marker(broker: EmbeddedBroker) -> Marker:
     """A function that returns the marker of a shard, by default the first one."""
 
-    def newest(plan: HandOverPlan, shard: int = 0) -> Progress | None:
+    def newest(plan: StagingPlan, shard: int = 0) -> Progress | None:
         # A commit is done before it is seen in all partitions.
         committed(broker, plan.progress_topic)
         return read_progress(plan.options, plan.progress_topic, shard)

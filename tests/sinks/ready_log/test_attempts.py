@@ -15,8 +15,8 @@ from sinks.internal_topics import log_producer
 from sinks.internal_topics.lease_record import Lease
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log import writer
-from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan, ReadyLogWriter
+from sinks.ready_log.stage import stage
+from sinks.ready_log.writer import ReadyLogWriter, StagingPlan
 from state.checkpoint.progress import Progress
 from state.order import OrderKey
 from tests.eventually import assert_eventually
@@ -43,7 +43,7 @@ class Stops:
 
 
 @pytest.fixture
-def plan(plan: HandOverPlan) -> HandOverPlan:
+def plan(plan: StagingPlan) -> StagingPlan:
     """A batch in which each message has a transaction of its own."""
     return replace(plan, transaction_bytes=1_000)
 
@@ -63,24 +63,24 @@ Begin = Callable[..., Attempt]
 
 
 @pytest.fixture
-def begin(plan: HandOverPlan) -> Iterator[Begin]:
+def begin(plan: StagingPlan) -> Iterator[Begin]:
     """A function that begins an attempt to stage four messages."""
     with ThreadPoolExecutor(2) as threads:
 
-        def attempt(number: int, of: HandOverPlan = plan) -> Attempt:
+        def attempt(number: int, of: StagingPlan = plan) -> Attempt:
             due = messages({"offset": at, "deliver_at_ms": at, "value": b"v" * 1_000} for at in range(MESSAGES))
-            return threads.submit(hand_over, of, 0, iter([due]), number)
+            return threads.submit(stage, of, 0, iter([due]), number)
 
         yield attempt
 
 
-def handed_over(plan: HandOverPlan) -> int:
+def staged(plan: StagingPlan) -> int:
     """Return the contents of the marker, while a transaction is open."""
     found = read_progress(plan.options, plan.progress_topic, 0)
     return 0 if found is None else found.messages
 
 
-def fence_first(begin: Begin, stops: Stops, of: HandOverPlan) -> tuple[Attempt, Attempt]:
+def fence_first(begin: Begin, stops: Stops, of: StagingPlan) -> tuple[Attempt, Attempt]:
     """Begin two attempts: the second one fences the first, which then goes on."""
     first = begin(0, of)
     assert_eventually(lambda: stops.passed[0] == 1)
@@ -91,12 +91,12 @@ def fence_first(begin: Begin, stops: Stops, of: HandOverPlan) -> tuple[Attempt, 
 
 
 def test_an_attempt_that_another_one_has_fenced_lets_it_go_on_and_ends_when_it_is_done(
-    plan: HandOverPlan, begin: Begin, stops: Stops, ready: Ready, marker: Marker
+    plan: StagingPlan, begin: Begin, stops: Stops, ready: Ready, marker: Marker
 ) -> None:
     first, second = fence_first(begin, stops, plan)
     for done in range(1, MESSAGES + 1):
         stops.allow(1, 1)
-        assert_eventually(lambda: handed_over(plan) == done)  # noqa: B023
+        assert_eventually(lambda: staged(plan) == done)  # noqa: B023
         assert stops.passed[0] == 1, "the first attempt has begun no transaction again"
     count, own = second.result(60)
     assert (count, first.result(60)[1] != own) == (MESSAGES, True)
@@ -109,7 +109,7 @@ def test_an_attempt_that_another_one_has_fenced_lets_it_go_on_and_ends_when_it_i
 
 
 def test_an_attempt_that_was_fenced_fails_if_no_other_one_goes_on(
-    plan: HandOverPlan, begin: Begin, stops: Stops, ready: Ready
+    plan: StagingPlan, begin: Begin, stops: Stops, ready: Ready
 ) -> None:
     plan = replace(plan, transaction_timeout_ms=8_000)
     first = begin(0, plan)
@@ -123,7 +123,7 @@ def test_an_attempt_that_was_fenced_fails_if_no_other_one_goes_on(
     assert ready(plan) == [*range(MESSAGES)]
 
 
-def test_an_attempt_that_another_job_has_fenced_ends_at_once(plan: HandOverPlan, begin: Begin, stops: Stops) -> None:
+def test_an_attempt_that_another_job_has_fenced_ends_at_once(plan: StagingPlan, begin: Begin, stops: Stops) -> None:
     first = begin(0)
     assert_eventually(lambda: stops.passed[0] == 1)
     ReadyLogWriter(plan, 0)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.ready_log import hand_over
-from sinks.ready_log.hand_over import behind, ready_chunks, transactions
+from sinks.ready_log import stage
+from sinks.ready_log.stage import behind, ready_chunks, transactions
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 
@@ -53,8 +53,8 @@ def test_chunks_hold_exactly_the_messages_in_order_and_dead_letters_apart(
 ) -> None:
     table = in_order(messages(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hand_over, "_CHUNK_MESSAGES", most)
-        patch.setattr(hand_over, "_CHUNK_BYTES", 4_000)
+        patch.setattr(stage, "_CHUNK_MESSAGES", most)
+        patch.setattr(stage, "_CHUNK_BYTES", 4_000)
         chunks = list(ready_chunks(table, _CLOCK_MS))
     assert all(0 < chunk.num_rows <= most for chunk in chunks)
     assert all(chunk.num_rows == 1 or chunk.nbytes <= 8_000 for chunk in chunks)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log.stage import stage
+from sinks.ready_log.writer import StagingPlan
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
 from streaming.local.broker import EmbeddedBroker
@@ -25,7 +25,7 @@ def broker(proxied: EmbeddedBroker) -> EmbeddedBroker:
 
 
 @pytest.fixture
-def plan(proxied: EmbeddedBroker) -> HandOverPlan:
+def plan(proxied: EmbeddedBroker) -> StagingPlan:
     """A batch of a new application."""
     name = f"app-{uuid.uuid4().hex[:8]}"
     topics = [NewTopic(f"{name}-{role}", 1, 1) for role in ("progress", "ready", "lease")]
@@ -33,7 +33,7 @@ def plan(proxied: EmbeddedBroker) -> HandOverPlan:
     client = AdminClient({"bootstrap.servers": proxied.bootstrap})
     for future in client.create_topics(topics).values():
         future.result()
-    return HandOverPlan(
+    return StagingPlan(
         application_id=name,
         batch=BatchSpan(CheckpointOrigin("c", 1, 1), 0),
         clock_ms=0,
@@ -52,7 +52,7 @@ def plan(proxied: EmbeddedBroker) -> HandOverPlan:
 
 @pytest.mark.parametrize("in_one_batch", [True, False])
 def test_a_commit_that_comes_late_hands_nothing_over_twice(
-    plan: HandOverPlan, proxy: FrameProxy, ready: Ready, marker: Marker, in_one_batch: bool
+    plan: StagingPlan, proxy: FrameProxy, ready: Ready, marker: Marker, in_one_batch: bool
 ) -> None:
     sizes = [1, 3] if in_one_batch else [1, 1, 1, 1]
     first, last_writers = 0, dict[int, str]()
@@ -61,11 +61,11 @@ def test_a_commit_that_comes_late_hands_nothing_over_twice(
             proxy.hold()
         due = messages({"offset": n, "deliver_at_ms": n, "value": b"v" * 1_000} for n in range(first, first + count))
         own = replace(plan, batch=replace(plan.batch, batch_id=batch), last_writers=last_writers)
-        done, last_writers[0] = hand_over(own, 0, iter([due]))
+        done, last_writers[0] = stage(own, 0, iter([due]))
         assert done == count
         first += count
     assert ready(plan) == [0, 1, 2, 3]
     found = marker(plan)
     assert found is not None
-    assert (found.messages, found.handed_over) == (sizes[-1], 4)
+    assert (found.messages, found.staged) == (sizes[-1], 4)
     assert proxy.answer in FENCED

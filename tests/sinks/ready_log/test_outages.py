@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from conf.errors import BrokerUnreachable, TopicMissing
 from sinks.ready_log import writer
-from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log.stage import stage
+from sinks.ready_log.writer import StagingPlan
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from streaming.local.broker import EmbeddedBroker
@@ -93,7 +93,7 @@ def phase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Phase]:
 class Job:
     """The batches of one application, staged in a thread so that the test can interfere."""
 
-    plan: HandOverPlan
+    plan: StagingPlan
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     batches: int = 0
 
@@ -101,7 +101,7 @@ class Job:
         """Stage two messages in two transactions: a new batch, or the last one again if `attempt` is not 0."""
         self.batches += not attempt
         plan = replace(self.plan, batch=replace(self.plan.batch, batch_id=self.batches))
-        return self.thread.submit(hand_over, plan, 0, iter([self._due()]), attempt)
+        return self.thread.submit(stage, plan, 0, iter([self._due()]), attempt)
 
     def _due(self) -> pa.Table:
         dues = (2 * self.batches - 1, 2 * self.batches)
@@ -112,14 +112,14 @@ class Job:
         assert ready(self.plan) == [*range(1, 2 * self.batches + 1)]
         found = marker(self.plan)
         assert found is not None
-        assert (found.messages, found.handed_over) == (2, 2 * self.batches)
+        assert (found.messages, found.staged) == (2, 2 * self.batches)
 
 
 @pytest.fixture
 def job(frail: EmbeddedBroker) -> Iterator[Job]:
     """An application with transactions of 3 s and an outage limit of a minute."""
     application_id = f"app-{uuid.uuid4().hex[:8]}"
-    plan = HandOverPlan(
+    plan = StagingPlan(
         application_id=application_id,
         batch=BatchSpan(CheckpointOrigin("c", 1, 1), 1),
         clock_ms=0,
@@ -159,7 +159,7 @@ def _killed_at(name: str, frail: EmbeddedBroker, job: Job, phase: Callable[[str]
 @pytest.mark.parametrize(
     "point", some_thorough(["marker-read", "transaction-open", "transaction-committed"], ["transaction-committed"])
 )
-def test_a_hand_over_waits_for_a_broker_that_dies_and_loses_and_duplicates_nothing(
+def test_a_stage_waits_for_a_broker_that_dies_and_loses_and_duplicates_nothing(
     frail: EmbeddedBroker,
     job: Job,
     phase: Callable[[str], Phase],

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sinks.ready_log import task
-from sinks.ready_log.task import Cancels, hand_over_chunks
+from sinks.ready_log.task import Cancels, stage_chunks
 from sinks.ready_log.writer_host import Sent
 from state.answers import answers_to
 from state.cancel import asked_by
@@ -24,7 +24,7 @@ TOPIC = "delayline-in"
 
 
 @pytest.fixture
-def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def staged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The messages that the task gives to the writer. Only the choice of messages is tested here."""
     rows: list[dict[str, Any]] = []
 
@@ -32,7 +32,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         rows.extend(row for table in tables for row in table.to_pylist())
         return Sent(0, (len(rows), "writer"))
 
-    monkeypatch.setattr(task, "hand_over_by_host", give)
+    monkeypatch.setattr(task, "stage_by_host", give)
     return rows
 
 
@@ -70,7 +70,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise BrokenPipeError
         return Answering(shard)
 
-    monkeypatch.setattr(task, "hand_over_by_host", send)
+    monkeypatch.setattr(task, "stage_by_host", send)
     return shards
 
 
@@ -82,14 +82,14 @@ def of_shards(*shards: int) -> list[pa.RecordBatch]:
 def test_an_error_of_one_shard_is_raised_once_all_shards_are_answered_for(answered: list[int]) -> None:
     plan: Any = None
     with pytest.raises(RuntimeError, match="refused"):
-        list(hand_over_chunks(plan)(of_shards(0, 1, 2)))
+        list(stage_chunks(plan)(of_shards(0, 1, 2)))
     assert sorted(answered) == [0, 1, 2]
 
 
 def test_a_shard_that_cannot_be_sent_is_raised_once_those_before_it_are_answered_for(answered: list[int]) -> None:
     plan: Any = None
     with pytest.raises(BrokenPipeError):
-        list(hand_over_chunks(plan)(of_shards(0, 1, 2, 3)))
+        list(stage_chunks(plan)(of_shards(0, 1, 2, 3)))
     assert sorted(answered) == [0, 1, 2]
 
 
@@ -98,32 +98,32 @@ def test_an_unreadable_chunk_is_raised_once_the_shards_before_it_are_answered_fo
     good, bad = of_shards(0, 2)
     bad = bad.set_column(bad.schema.get_field_index("chunk"), "chunk", pa.array([b"x"]))
     with pytest.raises(pa.ArrowInvalid):
-        list(hand_over_chunks(plan)([good, bad]))
+        list(stage_chunks(plan)([good, bad]))
     assert answered == [0]
 
 
 def run(cancels: Cancels, *chunks: pa.RecordBatch) -> None:
     plan: Any = None
-    assert sum(len(reports) for reports in hand_over_chunks(plan, cancels)(chunks)) == 1
+    assert sum(len(reports) for reports in stage_chunks(plan, cancels)(chunks)) == 1
 
 
-def test_a_refused_replacement_is_left_out_and_its_request_is_answered(handed_over: list[dict[str, Any]]) -> None:
+def test_a_refused_replacement_is_left_out_and_its_request_is_answered(staged: list[dict[str, Any]]) -> None:
     # The request of a replacement has its id.
     request = {"offset": 2, "deliver_at_ms": 20, "kind": REQUEST, "key": b"in/0/1", "value": None}
     chunk = chunk_row(True, {"offset": 1, "deliver_at_ms": 10}, request, {"offset": 2, "deliver_at_ms": 21})
     answers = answers_to(asked_by(messages([request])), [Reason.RELEASED])
     value = answers.column("value")[0].as_py()
     run(Cancels(left_out=ids_of([(TOPIC, 0, 2)]), answers=answers), chunk)
-    assert [(row["offset"], row["kind"], row["value"]) for row in handed_over] == [
+    assert [(row["offset"], row["kind"], row["value"]) for row in staged] == [
         (1, MESSAGE, b"v"),
         (2, ANSWER, value),
     ]
-    handed_over.clear()
+    staged.clear()
     run(Cancels(answers=answers), chunk)
-    assert [row["offset"] for row in handed_over] == [1, 2, 2], "an accepted one comes out"
+    assert [row["offset"] for row in staged] == [1, 2, 2], "an accepted one comes out"
 
 
-def test_cancelled_and_out_of_range_messages_of_the_window_are_left_out(handed_over: list[dict[str, Any]]) -> None:
+def test_cancelled_and_out_of_range_messages_of_the_window_are_left_out(staged: list[dict[str, Any]]) -> None:
     rows = [{"offset": at, "deliver_at_ms": due} for at, due in enumerate((5, 10, 50, 99, 100))]
     run(Cancels(cancelled=ids_of([(TOPIC, 0, 2)])), chunk_row(False, *rows))
-    assert [row["offset"] for row in handed_over] == [1, 3]
+    assert [row["offset"] for row in staged] == [1, 3]

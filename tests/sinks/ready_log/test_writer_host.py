@@ -21,7 +21,7 @@ import pytest
 
 from conf.errors import CheckpointMismatch, DeliveryFailed
 from sinks.ready_log import writer_host
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log.writer import StagingPlan
 from tests.eventually import assert_eventually
 from tests.messages import messages
 from tests.sinks.ready_log.conftest import Marker, Ready
@@ -37,7 +37,7 @@ class Daemon:
     host: psutil.Process
     _commands: Connection
 
-    def hand_over(self, plan: HandOverPlan, shard: int, tables: list[pa.Table]) -> tuple[int, str]:
+    def stage(self, plan: StagingPlan, shard: int, tables: list[pa.Table]) -> tuple[int, str]:
         """Stage messages in a new worker, and return its answer or raise its error."""
         self._commands.send((plan, shard, tables))
         answer: Answer = self._commands.recv()
@@ -54,7 +54,7 @@ def _run_daemon(commands: Connection) -> None:
         worker = os.fork()
         if worker == 0:
             try:
-                answer: Answer = writer_host.hand_over_by_host(plan, shard, iter(tables)).answer()
+                answer: Answer = writer_host.stage_by_host(plan, shard, iter(tables)).answer()
             except BaseException as error:  # noqa: BLE001
                 answer = error
             commands.send(answer)
@@ -85,51 +85,49 @@ def _due(*dues: int, size: int = 1) -> pa.Table:
     return messages({"offset": due, "deliver_at_ms": due, "value": b"v" * size} for due in dues)
 
 
-def test_workers_share_the_writers_of_the_host(
-    daemon: Daemon, plan: HandOverPlan, ready: Ready, marker: Marker
-) -> None:
-    _, first = daemon.hand_over(plan, 0, [_due(1), _due(2, 3)])
+def test_workers_share_the_writers_of_the_host(daemon: Daemon, plan: StagingPlan, ready: Ready, marker: Marker) -> None:
+    _, first = daemon.stage(plan, 0, [_due(1), _due(2, 3)])
     later = replace(plan, batch=replace(plan.batch, batch_id=8), last_writers={0: first})
-    assert daemon.hand_over(later, 0, [_due(4)]) == (1, first)
+    assert daemon.stage(later, 0, [_due(4)]) == (1, first)
     assert ready(plan) == [1, 2, 3, 4]
     found = marker(plan)
     assert found is not None
-    assert found.handed_over == 4
+    assert found.staged == 4
 
 
-def test_a_batch_of_many_megabytes_passes_through_the_host(daemon: Daemon, plan: HandOverPlan, ready: Ready) -> None:
+def test_a_batch_of_many_megabytes_passes_through_the_host(daemon: Daemon, plan: StagingPlan, ready: Ready) -> None:
     tables = [_due(*range(at, at + 30), size=100_000) for at in range(0, 600, 30)]
-    assert daemon.hand_over(plan, 0, tables)[0] == 600
+    assert daemon.stage(plan, 0, tables)[0] == 600
     assert ready(plan) == [*range(600)]
 
 
 @pytest.mark.parametrize("behind", [1, pytest.param(600, marks=pytest.mark.thorough)])
 def test_an_error_of_the_host_is_raised_in_the_worker_however_much_it_has_left_to_send(
-    daemon: Daemon, plan: HandOverPlan, ready: Ready, behind: int
+    daemon: Daemon, plan: StagingPlan, ready: Ready, behind: int
 ) -> None:
     later = replace(plan, batch=replace(plan.batch, batch_id=8))
-    assert daemon.hand_over(later, 0, [_due(1)])[0] == 1
+    assert daemon.stage(later, 0, [_due(1)])[0] == 1
     with pytest.raises(CheckpointMismatch, match="batch 8 is already staged, but the checkpoint is at batch 7"):
-        daemon.hand_over(plan, 0, [_due(due, size=10_000) for due in range(2, 2 + behind)])
+        daemon.stage(plan, 0, [_due(due, size=10_000) for due in range(2, 2 + behind)])
     assert ready(plan) == [1]
 
 
-def test_an_unexpected_error_of_the_host_is_raised_with_its_place(daemon: Daemon, plan: HandOverPlan) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)writer host.*hand_over\.py.*KeyError: .*kind"):
-        daemon.hand_over(plan, 0, [_due(1).drop_columns("kind")])
+def test_an_unexpected_error_of_the_host_is_raised_with_its_place(daemon: Daemon, plan: StagingPlan) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)writer host.*stage\.py.*KeyError: .*kind"):
+        daemon.stage(plan, 0, [_due(1).drop_columns("kind")])
 
 
 def test_what_a_killed_worker_has_not_sent_whole_is_not_committed(
-    daemon: Daemon, plan: HandOverPlan, ready: Ready
+    daemon: Daemon, plan: StagingPlan, ready: Ready
 ) -> None:
     with pytest.raises(ChildProcessError):
-        daemon.hand_over(plan, 0, [_due(1), cast(pa.Table, _Killing())])
+        daemon.stage(plan, 0, [_due(1), cast(pa.Table, _Killing())])
     # The host may open the writer for the killed worker only now, and fence the writer of the next one. Spark tries
     # such a task again.
     try:
-        count, _ = daemon.hand_over(plan, 0, [_due(2)])
+        count, _ = daemon.stage(plan, 0, [_due(2)])
     except DeliveryFailed:
-        count, _ = daemon.hand_over(plan, 0, [_due(2)])
+        count, _ = daemon.stage(plan, 0, [_due(2)])
     assert count == 1
     assert ready(plan) == [2]
 
@@ -143,12 +141,12 @@ class _Killing:
         raise AssertionError("it lives")
 
 
-def test_without_its_host_a_worker_hands_over_itself(daemon: Daemon, plan: HandOverPlan, ready: Ready) -> None:
-    _, first = daemon.hand_over(plan, 0, [_due(1)])
+def test_without_its_host_a_worker_hands_over_itself(daemon: Daemon, plan: StagingPlan, ready: Ready) -> None:
+    _, first = daemon.stage(plan, 0, [_due(1)])
     daemon.host.kill()
     assert_eventually(lambda: not daemon.host.is_running() or daemon.host.status() == psutil.STATUS_ZOMBIE)
     later = replace(plan, batch=replace(plan.batch, batch_id=8), last_writers={0: first})
-    count, writer = daemon.hand_over(later, 0, [_due(2)])
+    count, writer = daemon.stage(later, 0, [_due(2)])
     assert count == 1
     assert writer != first
     assert ready(plan) == [1, 2]
@@ -171,7 +169,7 @@ def test_a_host_that_ends_while_a_worker_connects_is_gone(monkeypatch: pytest.Mo
 
 
 def test_a_worker_that_fails_while_it_sends_closes_the_connection(
-    plan: HandOverPlan, monkeypatch: pytest.MonkeyPatch
+    plan: StagingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although its error is still there: the host must not wait for the rest until the next attempt."""
     mine, hosts = multiprocessing.Pipe()
@@ -182,7 +180,7 @@ def test_a_worker_that_fails_while_it_sends_closes_the_connection(
         raise pa.ArrowInvalid
 
     with pytest.raises(pa.ArrowInvalid) as raised:
-        writer_host.hand_over_by_host(plan, 0, unreadable())
+        writer_host.stage_by_host(plan, 0, unreadable())
     assert hosts.recv()[1:] == (0, 0)
     assert hosts.recv_bytes()
     with pytest.raises(EOFError):
@@ -196,7 +194,7 @@ def test_the_host_ends_with_its_daemon(daemon: Daemon) -> None:
 
 
 def test_a_stranger_that_connects_and_says_nothing_keeps_no_task_waiting(
-    daemon: Daemon, plan: HandOverPlan, ready: Ready
+    daemon: Daemon, plan: StagingPlan, ready: Ready
 ) -> None:
     names = {str(connection.laddr).strip("@\0") for connection in daemon.host.net_connections("unix")}
     [address] = (f"\0{name}" for name in names if name.startswith("delayline-"))
@@ -205,7 +203,7 @@ def test_a_stranger_that_connects_and_says_nothing_keeps_no_task_waiting(
         rude.connect(address)
         # Longer than any answer to a challenge.
         rude.sendall(struct.pack("!i", 1000) + bytes(1000))
-        assert daemon.hand_over(plan, 0, [_due(1)])[0] == 1
+        assert daemon.stage(plan, 0, [_due(1)])[0] == 1
     assert ready(plan) == [1]
 
 

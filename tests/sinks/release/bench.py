@@ -57,7 +57,7 @@ class ReleaseBench:
         """Give the next release process other settings."""
         self.settings = bench_settings(self.settings.kafka.bootstrap_servers, self.settings.application_id, *overrides)
 
-    def hand_over(self, *chunks: pa.Table, log: Log = Log.READY) -> None:
+    def stage(self, *chunks: pa.Table, log: Log = Log.READY) -> None:
         """Write each of `chunks`, which are in delivery order, as a record of `log`."""
         offsets: list[int] = []
 
@@ -107,7 +107,7 @@ class ReleaseBench:
         Raises the error of the release.
         """
         before = self.settled()
-        self.hand_over(*chunks)
+        self.stage(*chunks)
         running = self.start()
         try:
             self.wait(running)

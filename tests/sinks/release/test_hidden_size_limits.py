@@ -54,12 +54,12 @@ def test_messages_that_are_too_large_together_for_a_hidden_limit_are_released_in
     rows = [{"offset": n, "output_topic": (small, topic)[n % 2], "key": b"k", "value": value, "deliver_at_ms": 70}
             for n, value in enumerate([*many, large])]  # fmt: skip
     release = bench.start()
-    bench.hand_over(messages(rows))
+    bench.stage(messages(rows))
     bench.wait(release)
     # Each refusal halves the largest batch of the topic. The last refusal is for the large message.
     assert len(rings) < 10
     before = len(rings)
-    bench.hand_over(batch_to(small, *many, first=1_000))
+    bench.stage(batch_to(small, *many, first=1_000))
     bench.wait(release)
     assert len(rings) == before
     assert contents(bench.read(small)) == many[::2] + many

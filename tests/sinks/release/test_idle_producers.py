@@ -35,16 +35,16 @@ def bench(java: str, tmp_path_factory: pytest.TempPathFactory, make_bench: MakeB
 def test_a_shard_that_was_idle_for_long_releases_again(bench: ReleaseBench, caplog: pytest.LogCaptureFixture) -> None:
     output = bench.settings.topics.output
     release = bench.start()
-    handed_over = 0
+    staged = 0
     # Each producer of the ring in its turn, and a large transaction as well as one of a single record.
     for count in (1, 500):
         for _ in range(PRODUCERS // 4):
-            rows = ({"offset": handed_over + n, "deliver_at_ms": 1, "output_topic": output} for n in range(count))
-            bench.hand_over(messages(rows))
-            handed_over += count
+            rows = ({"offset": staged + n, "deliver_at_ms": 1, "output_topic": output} for n in range(count))
+            bench.stage(messages(rows))
+            staged += count
             bench.wait(release)
             time.sleep(3 * _EXPIRATION_S)
     bench.stop(release)
     # The case that this test is about has occurred.
     assert "Kafka does not answer" in caplog.text
-    assert ids(bench.read(output)) == list(range(handed_over))
+    assert ids(bench.read(output)) == list(range(staged))

@@ -51,15 +51,15 @@ def test_a_commit_that_comes_late_releases_nothing_early_and_nothing_twice(
     bench: ReleaseBench, proxy: FrameProxy
 ) -> None:
     release = bench.start()
-    bench.hand_over(_due(bench, 0, 1))
+    bench.stage(_due(bench, 0, 1))
     bench.wait(release)
     proxy.hold()
-    bench.hand_over(_due(bench, 1, 2))
+    bench.stage(_due(bench, 1, 2))
     proxy.wait_until_held()
     bench.wait(release)
     # More than the ring has producers, so that each that may be filled again is.
     dues_ms = [1, 2, *(now_ms() + 8_000 + 100 * n for n in range(PRODUCERS + 1))]
-    bench.hand_over(_due(bench, 2, *dues_ms[2:]))
+    bench.stage(_due(bench, 2, *dues_ms[2:]))
     arrivals_ms = _arrivals_ms(bench, len(dues_ms) - 1)
     bench.wait(release)
     bench.stop(release)
@@ -77,7 +77,7 @@ def test_a_ring_that_is_worn_by_slow_commits_is_replaced(
     release = bench.start()
     for number in range(PRODUCERS):
         proxy.hold()
-        bench.hand_over(_due(bench, number, 1 + number))
+        bench.stage(_due(bench, number, 1 + number))
         proxy.wait_until_held()
         bench.wait(release)
     bench.stop(release)

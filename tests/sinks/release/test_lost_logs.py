@@ -48,12 +48,12 @@ def _another_topic(bench: ReleaseBench) -> None:
 
 
 def _gone_records(bench: ReleaseBench) -> None:
-    bench.hand_over(due_at(bench, [1], first=10), due_at(bench, [1], first=11))
+    bench.stage(due_at(bench, [1], first=10), due_at(bench, [1], first=11))
     _delete(bench, bench.ends[Log.READY] - 1)
 
 
 def _gone_near_records(bench: ReleaseBench) -> None:
-    bench.hand_over(due_at(bench, [1], first=10), log=Log.NEAR)
+    bench.stage(due_at(bench, [1], first=10), log=Log.NEAR)
     _delete(bench, 1, Log.NEAR)
 
 
@@ -114,11 +114,11 @@ def test_records_of_other_writers_are_ignored_by_name_and_all_chunks_around_them
 ) -> None:
     settings = bench.settings
     for number, log in enumerate(Log):
-        bench.hand_over(due_at(bench, [1], first=2 * number), log=log)
+        bench.stage(due_at(bench, [1], first=2 * number), log=log)
         foreign: list[RecordHeaders | None] = [None, [("trace", b"1")]]
         for headers in foreign:
             _produce(bench, topics_of(settings)[log], b"{}", headers)
-        bench.hand_over(due_at(bench, [1], first=2 * number + 1), log=log)
+        bench.stage(due_at(bench, [1], first=2 * number + 1), log=log)
         _produce(bench, topics_of(settings)[log], b"{}")
         # The position goes on to the end of the log, behind the last one.
         bench.ends[log] += 1
@@ -134,7 +134,7 @@ def test_a_ready_log_whose_records_are_deleted_before_they_are_read_again_is_los
     bench: ReleaseBench, clock: HostClock
 ) -> None:
     later = clock.now_ms() + _HOUR_MS
-    bench.hand_over(due_at(bench, [later]), due_at(bench, [later + 1], first=1), due_at(bench, [1], first=2))
+    bench.stage(due_at(bench, [later]), due_at(bench, [later + 1], first=1), due_at(bench, [1], first=2))
     release = allow_pending(bench.prepare(), 0)
     release.start()
     assert_eventually(lambda: bench.released == 1, 60)

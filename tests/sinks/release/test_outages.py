@@ -84,10 +84,10 @@ def test_a_release_waits_for_a_broker_that_dies_in_any_phase_and_loses_and_dupli
         return release
 
     def more(release: ShardRelease, first: int, count: int) -> ShardRelease:
-        bench.hand_over(_due(bench, first, count))
+        bench.stage(_due(bench, first, count))
         return release
 
-    bench.hand_over(_due(bench, 0))
+    bench.stage(_due(bench, 0))
     release = killed_at("position-unread", bench.start)
     frail.start()
     bench.wait(release)
@@ -114,7 +114,7 @@ def test_a_commit_sent_to_a_paused_broker_takes_effect_once(
     frail: EmbeddedBroker, bench: ReleaseBench, stop_at: StopAt, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopped = stop_at("transaction-filled")
-    bench.hand_over(_due(bench, 0))
+    bench.stage(_due(bench, 0))
     release = bench.start()
     assert stopped.reached.wait(60)
     assert frail.pid is not None
@@ -137,7 +137,7 @@ def test_a_transaction_that_the_broker_aborted_for_its_age_is_released_by_the_ne
 ) -> None:
     reader = Consumer({**bench.options, "group.id": "test", "isolation.level": "read_committed"})
     stopped = stop_at("transaction-filled")
-    bench.hand_over(_due(bench, 0))
+    bench.stage(_due(bench, 0))
     release = bench.start()
     assert stopped.reached.wait(60)
     partition = TopicPartition(bench.settings.topics.output, 0)
@@ -160,12 +160,12 @@ def test_a_position_that_the_brokers_have_lost_is_not_taken_for_that_of_another_
 ) -> None:
     bench.change(*_SMALL, "kafka.outage_limit=1s")
     release = bench.start()
-    bench.hand_over(_due(bench, 0, 5))
+    bench.stage(_due(bench, 0, 5))
     bench.wait(release)
     # Each commit may have been repeated, so that the ring is replaced after a few.
     monkeypatch.setattr(release_producer, "sent_once", lambda begun_s, options: False)
     stopped = stop_at("position-unread")
-    bench.hand_over(_due(bench, 5, 5 * PRODUCERS))
+    bench.stage(_due(bench, 5, 5 * PRODUCERS))
     assert stopped.reached.wait(60)
     topic = bench.settings.position_topic
     client = AdminClient(dict(bench.options))
@@ -190,7 +190,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     bench = make_bench(used, "release.transaction_messages=5")
     bench.waits = Waits(slow=1.0)
     topic = bench.settings.topics.output
-    bench.hand_over(_due(bench, 0))
+    bench.stage(_due(bench, 0))
     release = bench.start()
     bench.wait(release)
     client = AdminClient(dict(bench.options))
@@ -198,7 +198,7 @@ def test_a_deleted_output_topic_is_named_and_its_messages_are_released_once_it_e
     assert_eventually(lambda: missing_topics(bench.options, [topic]) == [topic])
     # The broker says so a moment before it stops to take records.
     assert_eventually(lambda: not (used.directory / "data" / f"{topic}-0").exists())
-    bench.hand_over(_due(bench, 10))
+    bench.stage(_due(bench, 10))
     # A broker with auto-creation makes the topic again, with one partition, unless the client still knows the old one.
     assert_eventually(lambda: release.ended.is_set() or bench.is_done(release), 60)
     if release.error is not None or not creates:
@@ -237,7 +237,7 @@ def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_
 
     create_topics(broker, NewTopic(side, 2, 1))
     release = bench.start()
-    bench.hand_over(due(0))
+    bench.stage(due(0))
     bench.wait(release)
     assert sorted(ids(bench.read(side))) == [1, 3, 5, 7, 9]
     client.delete_topics([side])[side].result()
@@ -247,7 +247,7 @@ def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_
         bench.stop(release)
         release = bench.start()
     for first in (10, 20):
-        bench.hand_over(due(first))
+        bench.stage(due(first))
         bench.wait(release)
     assert ids(bench.read(output)) == [*range(0, 30, 2)]
     letters = bench.read(bench.dead_letter)
@@ -257,13 +257,13 @@ def test_messages_to_a_deleted_topic_that_a_publisher_named_become_dead_letters_
 
     # It comes back with one partition, and then with both.
     create_topics(broker, NewTopic(side, 1, 1))
-    bench.hand_over(due(30))
+    bench.stage(due(30))
     bench.wait(release)
     assert ids(bench.read(side)) == [31, 35, 39]
     assert {33, 37} <= set(ids(bench.read(bench.dead_letter)))
     client.create_partitions([NewPartitions(side, 2)])[side].result()
     assert_eventually(lambda: len(client.list_topics(side, 10).topics[side].partitions) == 2)
-    bench.hand_over(due(40))
+    bench.stage(due(40))
     bench.wait(release)
     assert sorted(ids(bench.read(side))) == [31, 35, 39, 41, 43, 45, 47, 49]
     assert len(bench.read(bench.dead_letter)) == 12
@@ -280,7 +280,7 @@ def test_topics_that_are_gone_stop_the_others_once_and_not_each_for_itself(
     # None of these topics was ever created. The first of them is noticed.
     dues = [1, later, later, later]
     rows = zip(dues, sides, strict=True)
-    bench.hand_over(
+    bench.stage(
         messages({"offset": n, "deliver_at_ms": due, "output_topic": side} for n, (due, side) in enumerate(rows))
     )
     release = bench.start()

@@ -30,15 +30,15 @@ def test_a_record_without_a_key_becomes_a_dead_letter_if_keys_are_required_and_t
     bench = visible_or_hidden
     bad, traced = {"key": None}, {"headers": headers(("trace", b"7"), ("trace", None))}
     elsewhere = {"output_topic": topic, "key": None}
-    bench.hand_over(due_to(compacted, [{}, elsewhere, {**bad, **traced}, {}, bad, elsewhere, {}, bad]))
+    bench.stage(due_to(compacted, [{}, elsewhere, {**bad, **traced}, {}, bad, elsewhere, {}, bad]))
     release = bench.start()
     bench.wait(release)
     # Later messages are released by the same process.
-    bench.hand_over(due_to(compacted, [{}, bad, {}], first=8))
+    bench.stage(due_to(compacted, [{}, bad, {}], first=8))
     bench.wait(release)
     # The requirements of a topic may change while a process runs.
     configure(topic, **{"cleanup.policy": "compact"})
-    bench.hand_over(due_to(topic, [{}, bad, {}], first=11))
+    bench.stage(due_to(topic, [{}, bad, {}], first=11))
     bench.wait(release)
 
     assert values(bench.read(compacted)) == [0, 3, 6, 8, 10]
@@ -101,7 +101,7 @@ def test_all_that_a_transaction_has_for_a_topic_becomes_dead_letters_if_it_refus
 def test_a_release_that_is_stopped_searches_no_further_and_the_next_one_releases_all(
     bench: ReleaseBench, compacted: str, rings: list[int]
 ) -> None:
-    bench.hand_over(due_to(compacted, [{"key": None} for _ in range(100)]))
+    bench.stage(due_to(compacted, [{"key": None} for _ in range(100)]))
     release = bench.start()
     assert_eventually(lambda: len(rings) > 2)
     opened = len(rings)
@@ -150,14 +150,14 @@ def test_what_was_refused_is_forgotten_once_it_is_released(
         return hide(options, topics)
 
     monkeypatch.setattr(known_topics, "read_limits", ask)
-    bench.hand_over(due_to(compacted, [{}, {"key": None}]))
+    bench.stage(due_to(compacted, [{}, {"key": None}]))
     release = bench.start()
     bench.wait(release)
-    bench.hand_over(due_to(compacted, [{}], first=2))
+    bench.stage(due_to(compacted, [{}], first=2))
     bench.wait(release)
     asked.clear()
     # The topics are asked again only before a record is refused.
-    bench.hand_over(due_to(compacted, [{}], first=3))
+    bench.stage(due_to(compacted, [{}], first=3))
     bench.wait(release)
     assert asked == []
     assert values(bench.read(compacted)) == [0, 2, 3]

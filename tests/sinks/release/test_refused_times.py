@@ -126,7 +126,7 @@ def test_a_topic_that_takes_no_timestamp_ahead_of_its_brokers_clock_costs_no_rin
     assert_eventually(lambda: release.releasing)
     dues = [now_ms() + 1_500 + 100 * n for n in range(20)]
     rows = [{"output_topic": (strict, topic)[n % 2], "deliver_at_ms": due} for n, due in enumerate(dues)]
-    bench.hand_over(due_to(strict, rows))
+    bench.stage(due_to(strict, rows))
     bench.wait(release)
     assert [message.timestamp()[1] for message in bench.read(strict)] == dues[::2]
     assert [message.timestamp()[1] for message in bench.read(topic)] == dues[1::2]
@@ -145,7 +145,7 @@ def test_a_topic_whose_broker_has_a_clock_that_is_behind_gets_its_messages_later
     release = bench.start()
     assert_eventually(lambda: release.releasing)
     dues = [clock.now_ms() + 1_500 + 100 * n for n in range(20)]
-    bench.hand_over(due_to(strict, [{"deliver_at_ms": due} for due in dues]))
+    bench.stage(due_to(strict, [{"deliver_at_ms": due} for due in dues]))
     bench.wait(release)
     assert bench.read(bench.dead_letter) == []
     assert [message.timestamp()[1] for message in bench.read(strict)] == dues

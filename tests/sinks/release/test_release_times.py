@@ -41,11 +41,11 @@ def test_messages_come_in_order_and_never_before_they_are_due(bench: ReleaseBenc
     soon = now_ms() + 4_000
     chunks = [sorted(int(due) for due in soon + rng.integers(0, 1_000, 40)) for _ in range(8)]
     for n, dues in enumerate(chunks[:4]):
-        bench.hand_over(due_at(bench, dues, first=100 * n))
+        bench.stage(due_at(bench, dues, first=100 * n))
     release = bench.start()
     # A chunk that comes while others wait may have earlier messages.
     for n, dues in enumerate(chunks[4:], 4):
-        bench.hand_over(due_at(bench, dues, first=100 * n))
+        bench.stage(due_at(bench, dues, first=100 * n))
     with _receiving(bench) as receive:
         assert_eventually(lambda: len(receive()) >= 320, 60)
         seen = receive()
@@ -61,7 +61,7 @@ def test_a_clock_that_was_set_far_back_aborts_what_is_written_ahead_and_it_is_re
     clock.ahead_ms = 30 * 60_000
     due_ms = clock.now_ms() + 5_000
     stopped = stop_at("transaction-filled")
-    bench.hand_over(due_at(bench, [due_ms, due_ms + 1]))
+    bench.stage(due_at(bench, [due_ms, due_ms + 1]))
     release = bench.start()
     assert stopped.reached.wait(60)
     clock.ahead_ms = 0
@@ -69,7 +69,7 @@ def test_a_clock_that_was_set_far_back_aborts_what_is_written_ahead_and_it_is_re
     assert_eventually(lambda: "clock was set back" in caplog.text, 60)
     assert released_ids(bench) == []
     # Messages that come meanwhile and are due now are released first.
-    bench.hand_over(due_at(bench, [clock.now_ms()], first=5))
+    bench.stage(due_at(bench, [clock.now_ms()], first=5))
     assert_eventually(lambda: bench.released == 1, 60)
     assert released_ids(bench) == [5]
     clock.ahead_ms = 30 * 60_000
@@ -82,13 +82,13 @@ def test_after_a_clock_that_was_ahead_messages_come_in_order_when_they_are_due(
 ) -> None:
     clock.ahead_ms = 30 * 60_000
     ahead_ms = clock.now_ms()
-    bench.hand_over(due_at(bench, [ahead_ms, ahead_ms + 20 * 60_000]))
+    bench.stage(due_at(bench, [ahead_ms, ahead_ms + 20 * 60_000]))
     release = bench.start()
     assert_eventually(lambda: bench.released == 1, 60)
     clock.ahead_ms = 0
     soon = clock.now_ms() + 3_000
     # Most are due before the released messages.
-    bench.hand_over(due_at(bench, [soon, soon + 20 * 60_000], first=10), due_at(bench, [soon - 1, soon + 1], first=20))
+    bench.stage(due_at(bench, [soon, soon + 20 * 60_000], first=10), due_at(bench, [soon - 1, soon + 1], first=20))
     with _receiving(bench) as receive:
         assert_eventually(lambda: len(receive()) >= 4, 60)
         # Not together with what is due in twenty minutes, and once.
@@ -112,7 +112,7 @@ def test_a_clock_that_was_set_back_a_little_lets_a_transaction_wait(
     clock.ahead_ms = 3_000
     due_ms = clock.now_ms() + 4_000
     stopped = stop_at("transaction-filled")
-    bench.hand_over(due_at(bench, [due_ms]))
+    bench.stage(due_at(bench, [due_ms]))
     release = bench.start()
     assert stopped.reached.wait(60)
     clock.ahead_ms = 1_000

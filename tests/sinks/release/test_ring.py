@@ -69,7 +69,7 @@ def test_of_two_rings_that_open_at_the_same_time_one_commits(
 ) -> None:
     def due(offset: int) -> None:
         row = {"offset": offset, "deliver_at_ms": 1, "output_topic": bench.settings.topics.output}
-        bench.hand_over(messages([row]))
+        bench.stage(messages([row]))
 
     held, position_read = HeldOpening(), stop_at("position-read", 2)
     monkeypatch.setattr(ring, "ReleaseProducer", held.producer)

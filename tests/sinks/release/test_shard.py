@@ -34,12 +34,12 @@ def test_a_request_that_comes_too_late_is_answered_with_the_messages_place(
     create_topics(broker, NewTopic(settings.results_topic, 1, 1))
     release = bench.start()
     for first in (0, 10):
-        bench.hand_over(due_at(bench, [1] * 5, first))
+        bench.stage(due_at(bench, [1] * 5, first))
         assert_eventually(lambda: bench.is_done(release), 60)
     undecided = Undecided(now_ms(), now_ms(), shards=1, left=0).to_bytes()
     key = b"delayline-in/0/12"
     request = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 99, "key": key, "value": undecided}
-    bench.hand_over(messages([request]))
+    bench.stage(messages([request]))
     bench.wait(release)
     (answer,) = bench.read(settings.results_topic)
     content = json.loads(answer.value() or b"")
@@ -59,7 +59,7 @@ def test_the_position_is_written_with_the_messages_and_a_restart_goes_on_from_it
     assert bench.release() == 0
     later = now_ms() + _HOUR_MS
     waiting, due = due_at(bench, [7, later], first=10), due_at(bench, [9], first=20)
-    bench.hand_over(waiting, due)
+    bench.stage(waiting, due)
     release = bench.start()
     assert_eventually(lambda: bench.released == 5, 60)
     assert not release.drained
@@ -68,7 +68,7 @@ def test_the_position_is_written_with_the_messages_and_a_restart_goes_on_from_it
     assert position is not None
     # Reading begins at the chunk that still has a message, and finds only that one.
     assert (position.ready.taken_in, position.ready.lowest) == (3, 1)
-    bench.hand_over(due_at(bench, [11], first=30))
+    bench.stage(due_at(bench, [11], first=30))
     release = bench.start()
     assert_eventually(lambda: bench.released == 6, 60)
     bench.stop(release)
@@ -86,7 +86,7 @@ def test_a_shard_that_waits_for_messages_goes_on_and_one_whose_thread_hangs_does
         assert release.still_s < 1
         time.sleep(0.05)
     stopped = stop_at(point)
-    bench.hand_over(due_at(bench, [now_ms()]))
+    bench.stage(due_at(bench, [now_ms()]))
     assert stopped.reached.wait(60)
     assert_eventually(lambda: release.still_s > 1, 10)
     stopped.released.set()
@@ -101,7 +101,7 @@ def test_a_large_backlog_of_late_messages_is_released_once(bench: ReleaseBench, 
     late = [
         due_at(bench, sorted(n % 997 for n in range(at, at + 1_000)), first=at) for at in range(1_000, 16_000, 1_000)
     ]
-    bench.hand_over(*late, due_at(bench, [now_ms() + 1_000], first=1))
+    bench.stage(*late, due_at(bench, [now_ms() + 1_000], first=1))
     release = allow_pending(bench.prepare(), most_bytes)
     release.start()
     bench.wait(release)
@@ -144,7 +144,7 @@ def test_what_is_pending_takes_no_more_memory_than_allowed_and_is_read_again_whe
     for at in range(5_950, -50, -50):
         rows = [{"offset": at + n, "deliver_at_ms": 1 + at + n, "output_topic": bench.settings.topics.output,
                  "value": rng.bytes(10_000)} for n in range(50)]  # fmt: skip
-        bench.hand_over(messages(rows))
+        bench.stage(messages(rows))
     assert bench.release() == 6_000
     assert released_ids(bench) == [*range(6_000)]
     assert missing > 0

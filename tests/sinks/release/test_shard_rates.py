@@ -52,10 +52,10 @@ def test_the_limit_of_a_topic_holds_for_partitions_that_it_gets_later(bench: Rel
     client = AdminClient({**bench.options})
     client.create_partitions([NewPartitions(topic, 2)])[topic].result()
     # The first transaction with a message for the new one tells.
-    bench.hand_over(due_at(bench, [1], output_topic=topic, output_partition=1))
+    bench.stage(due_at(bench, [1], output_topic=topic, output_partition=1))
     bench.wait(release)
     begun_s = time.monotonic()
-    bench.hand_over(due_at(bench, [1] * 250, first=1, output_topic=topic, output_partition=1))
+    bench.stage(due_at(bench, [1] * 250, first=1, output_topic=topic, output_partition=1))
     bench.wait(release)
     assert time.monotonic() - begun_s >= 2
     assert ids(bench.read(topic)) == [*range(251)]

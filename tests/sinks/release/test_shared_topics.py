@@ -24,7 +24,7 @@ def test_the_record_of_another_producer_waits_for_the_message_that_was_written_b
     create_topics(broker, NewTopic(topic, 1, 1, config={"message.timestamp.type": "LogAppendTime"}))
     bench.change(f"topics.output={topic}", f"release.lead={LEAD_MS}ms", f"release.slice={SLICE_MS}ms")
     due_ms = time.time_ns() // 1_000_000 + 6_000
-    bench.hand_over(in_order(messages([{"output_topic": topic, "deliver_at_ms": due_ms}])))
+    bench.stage(in_order(messages([{"output_topic": topic, "deliver_at_ms": due_ms}])))
     release = bench.start()
     reader = Consumer({**bench.options, "group.id": "test", "isolation.level": "read_uncommitted"})
     place = TopicPartition(topic, 0, 0)

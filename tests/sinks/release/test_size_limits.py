@@ -44,14 +44,14 @@ def test_recalls_go_in_batches_that_a_small_recalled_topic_takes(
 ) -> None:
     limit(bench.settings.recalled_topic, 60_000)
     results, far_ms = make_topic(), now_ms() + 600_000
-    bench.hand_over(messages({"offset": n, "deliver_at_ms": far_ms} for n in range(count)))
+    bench.stage(messages({"offset": n, "deliver_at_ms": far_ms} for n in range(count)))
     undecided = Undecided(far_ms + 1, now_ms(), shards=1, left=0).to_bytes()
     requests = (
         {"kind": REQUEST, "output_topic": results, "offset": count + n, "key": b"delayline-in/0/%d" % n,
          "value": undecided}
         for n in range(count)
     )  # fmt: skip
-    bench.hand_over(messages(requests))
+    bench.stage(messages(requests))
     release = bench.start()
     # The answers, and the messages that they take out.
     assert_eventually(lambda: release.ended.is_set() or bench.released == 2 * count, 60)
@@ -122,11 +122,11 @@ def test_only_the_topic_that_would_refuse_a_message_is_asked_for_its_limits_agai
     bench.change("release.transaction_messages=5")
     release = bench.start()
     for due in (batch_to(small, *[b"x" * 6_000] * 20), batch_to(other, b"a", first=20)):
-        bench.hand_over(due)
+        bench.stage(due)
         bench.wait(release)
     assert asked == [{small, bench.dead_letter}, {other}]
     release._writer.topics.waits = Waits(fresh=0.0)
-    bench.hand_over(pa.concat_tables([batch_to(other, b"b", first=21), batch_to(small, b"x" * 6_000, first=22)]))
+    bench.stage(pa.concat_tables([batch_to(other, b"b", first=21), batch_to(small, b"x" * 6_000, first=22)]))
     bench.wait(release)
     assert asked[2:] == [{small, bench.dead_letter}]
 
@@ -151,7 +151,7 @@ def test_a_message_too_large_becomes_a_dead_letter_and_the_rest_follows_in_order
     release = bench.start()
 
     def go(due: pa.Table) -> None:
-        bench.hand_over(due)
+        bench.stage(due)
         bench.wait(release)
 
     large, many = b"x" * 6_000, [b"%d" % n for n in range(1_000)]

@@ -148,7 +148,7 @@ def test_a_topic_without_write_permission_is_named_and_messages_are_released_onc
         {"output_topic": topics["output"]},
         {"output_topic": topics["dead_letter"], "error_code": "bad", "offset": 1},
     ]
-    bench.hand_over(messages({"error_text": "bad", **row} for row in rows))
+    bench.stage(messages({"error_text": "bad", **row} for row in rows))
     for _ in range(2):
         with pytest.raises(RightMissing, match=rf"lacks the right Write on {topics[barred]}\b"):
             bench.release()
@@ -181,11 +181,11 @@ def test_a_topic_that_a_publisher_named_without_write_permission_stops_nothing_a
         return messages({"offset": first + n, "output_topic": [output, side][n % 2]} for n in range(6))
 
     release = bench.start()
-    bench.hand_over(due(0))
+    bench.stage(due(0))
     bench.wait(release)
     revoke([side], AclOperation.WRITE)
     for first in (10, 20):
-        bench.hand_over(due(first))
+        bench.stage(due(first))
         bench.wait(release)
     assert offsets(bench.read(output)) == [0, 2, 4, 10, 12, 14, 20, 22, 24]
     letters = bench.read(bench.dead_letter)
@@ -193,7 +193,7 @@ def test_a_topic_that_a_publisher_named_without_write_permission_stops_nothing_a
     assert {dict(letter.headers() or [])["delayline-error"] for letter in letters} == {b"topic-closed"}
     assert caplog.text.count(f"messages for {side} become dead letters: topic-closed") == 1
     allow([side], AclOperation.WRITE)
-    bench.hand_over(due(30))
+    bench.stage(due(30))
     bench.wait(release)
     assert offsets(bench.read(side)) == [1, 3, 5, 31, 33, 35]
     bench.stop(release)

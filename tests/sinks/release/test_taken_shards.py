@@ -20,7 +20,7 @@ def test_another_process_takes_the_shard_and_the_first_one_ends_without_an_error
 ) -> None:
     bench.change("release.transaction_messages=5")
     stopped = stop_at(point)
-    bench.hand_over(due_at(bench, [1] * 20))
+    bench.stage(due_at(bench, [1] * 20))
     first = bench.start()
     assert stopped.reached.wait(60)
     second = bench.start()
@@ -29,7 +29,7 @@ def test_another_process_takes_the_shard_and_the_first_one_ends_without_an_error
     if point == "position-unread":
         # A process that has nothing to write does not notice.
         assert_eventually(lambda: first.position is not None, 60)
-    bench.hand_over(due_at(bench, [2] * 20, first=20))
+    bench.stage(due_at(bench, [2] * 20, first=20))
     bench.wait(second)
     assert first.ended.wait(60)
     assert first.error is None
@@ -53,7 +53,7 @@ def test_a_process_that_loses_the_shard_while_it_fills_a_transaction_ends_withou
             fill_whole(*arguments)
 
     monkeypatch.setattr(TransactionWriter, "_fill_whole", fill)
-    bench.hand_over(due_at(bench, [1] * 20))
+    bench.stage(due_at(bench, [1] * 20))
     first = bench.start()
     assert stop.reached.wait(60)
     second = bench.start()
@@ -68,7 +68,7 @@ def test_processes_that_take_the_shard_from_each_other_in_the_midst_of_it_releas
     bench: ReleaseBench,
 ) -> None:
     bench.change("release.transaction_messages=5")
-    bench.hand_over(due_at(bench, [1] * 1_000))
+    bench.stage(due_at(bench, [1] * 1_000))
     while (before := bench.released) < 1_000:
         release = bench.start()
         # If two open at the same time, both may end. In the end, one of them has the shard to itself.

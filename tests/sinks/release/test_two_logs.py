@@ -45,7 +45,7 @@ def test_messages_of_both_logs_come_in_order_of_their_due_times_and_once_over_re
     numbers, releases = [*dues], 0
     # Each chunk has messages of the whole time, and arrives before any of them is due.
     for at in range(0, 1_000, 25):
-        bench.hand_over(_chunk(bench, {n: dues[n] for n in numbers[at : at + 25]}), log=[*Log][at // 25 % 2])
+        bench.stage(_chunk(bench, {n: dues[n] for n in numbers[at : at + 25]}), log=[*Log][at // 25 % 2])
     release = bench.start()
     for most in (200, 500, 800):
         assert_eventually(lambda: release.ended.is_set() or bench.released >= most, 60)  # noqa: B023
@@ -77,18 +77,18 @@ def test_a_request_waits_for_open_transactions_of_the_near_log_and_messages_do_n
     settings, later = bench.settings, now_ms() + 3_600_000
     create_topics(bench.broker, NewTopic(settings.results_topic, 1, 1))
     release = bench.start()
-    bench.hand_over(_chunk(bench, {1: 1}))
+    bench.stage(_chunk(bench, {1: 1}))
     assert_eventually(lambda: bench.is_done(release), 60)
     # One forwarder's open transaction hides a message that another one has committed. The request is for that message.
     forwarder.begin_transaction()
     value, headers = chunk_record(_chunk(bench, {2: 2}))
     forwarder.produce(settings.near_topic, value, None, 0, headers=headers)
     assert forwarder.flush(30) == 0
-    bench.hand_over(_chunk(bench, {3: later, 4: later}), log=Log.NEAR)
+    bench.stage(_chunk(bench, {3: later, 4: later}), log=Log.NEAR)
     request = {"kind": REQUEST, "output_topic": settings.results_topic, "offset": 9, "key": b"delayline-in/0/3"}
     undecided = Undecided(later + 1, now_ms(), shards=1, left=0, epoch=7).to_bytes()
     soon = now_ms() + 1_500
-    bench.hand_over(_chunk(bench, {5: soon}), messages([{**request, "value": undecided}]))
+    bench.stage(_chunk(bench, {5: soon}), messages([{**request, "value": undecided}]))
     # Messages that were taken in before the request go out meanwhile.
     assert_eventually(lambda: ids(bench.read(settings.topics.output)) == [1, 5], 60)
     assert bench.read(settings.results_topic) == []
@@ -110,26 +110,26 @@ def test_a_request_waits_for_open_transactions_of_the_near_log_and_messages_do_n
 def test_what_has_come_while_the_rest_was_taken_in_is_read_before_the_reader_is_at_the_ends(
     bench: ReleaseBench,
 ) -> None:
-    bench.hand_over(_chunk(bench, {1: 1}), log=Log.NEAR)
+    bench.stage(_chunk(bench, {1: 1}), log=Log.NEAR)
     with LogReader(bench.settings, bench.options, 0, None) as reader:
         # The client has fetched all and knows the end, and nobody has taken it.
         time.sleep(2)
-        bench.hand_over(_chunk(bench, {2: 2}), log=Log.NEAR)
+        bench.stage(_chunk(bench, {2: 2}), log=Log.NEAR)
         read: list[Place] = []
         while not reader.at_end:
             read += [place for place, _, _ in reader.read(0.05)]
         assert len(read) == 2
-        bench.hand_over(_chunk(bench, {3: 3}), log=Log.NEAR)
+        bench.stage(_chunk(bench, {3: 3}), log=Log.NEAR)
         assert_eventually(lambda: list(reader.read(0.05)), 30)
 
 
 @pytest.mark.thorough
 def test_after_a_stall_the_reader_is_at_the_ends_once_it_has_read_what_has_come_since(bench: ReleaseBench) -> None:
-    bench.hand_over(_chunk(bench, {1: 1}), log=Log.NEAR)
+    bench.stage(_chunk(bench, {1: 1}), log=Log.NEAR)
     with LogReader(bench.settings, bench.options, 0, None) as reader:
         assert len([*reader.read_to_end()]) == 1
-        bench.hand_over(*(_chunk(bench, {number: number}) for number in range(2, 302)), log=Log.NEAR)
-        bench.hand_over(_chunk(bench, {302: 302}))
+        bench.stage(*(_chunk(bench, {number: number}) for number in range(2, 302)), log=Log.NEAR)
+        bench.stage(_chunk(bench, {302: 302}))
         time.sleep(0.5)
         read = [place for place, _, _ in reader.read(0.005)]
         assert not reader.at_end
@@ -138,7 +138,7 @@ def test_after_a_stall_the_reader_is_at_the_ends_once_it_has_read_what_has_come_
         assert len(read) == 301
         # Both clients have fetched them.
         assert_eventually(lambda: not list(reader.read(1.0)), 30)
-        bench.hand_over(_chunk(bench, {303: 303}), log=Log.NEAR)
+        bench.stage(_chunk(bench, {303: 303}), log=Log.NEAR)
         assert_eventually(lambda: list(reader.read(0.05)), 30)
 
 
@@ -147,12 +147,12 @@ def test_a_plan_does_not_go_beyond_what_was_read_before_a_pause(
 ) -> None:
     look, staged = NearEnd.look, threading.Event()
     soon = now_ms() + 8_000
-    bench.hand_over(_chunk(bench, {1: soon + 700}))
+    bench.stage(_chunk(bench, {1: soon + 700}))
 
     def look_late(own: NearEnd, incoming: Incoming) -> None:
         # As if the process were paused right after it has read.
         if not staged.is_set() and now_ms() > soon:
-            bench.hand_over(_chunk(bench, {2: soon + 600}), log=Log.NEAR)
+            bench.stage(_chunk(bench, {2: soon + 600}), log=Log.NEAR)
             staged.set()
             time.sleep(1)
         look(own, incoming)
@@ -170,8 +170,8 @@ def test_no_follower_is_asked_which_has_new_records_later(bench: ReleaseBench) -
 def test_a_log_that_cannot_be_read_is_given_up_after_a_time(
     bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.hand_over(_chunk(bench, {1: 1}), log=Log.READY)
-    bench.hand_over(_chunk(bench, {2: 2}), log=Log.NEAR)
+    bench.stage(_chunk(bench, {1: 1}), log=Log.READY)
+    bench.stage(_chunk(bench, {2: 2}), log=Log.NEAR)
     with LogReader(bench.settings, bench.options, 0, None) as reader:
         assert len([*reader.read_to_end()]) == 2
     monkeypatch.setattr(log_reader, "TIMEOUT_S", 3.0)

@@ -33,7 +33,7 @@ def test_records_are_refused_from_an_offset_of_their_partition_on() -> None:
     assert refused(*((*row, b"1h") for row in rows)) == [False, True, True, True, False, False]
 
 
-def test_what_is_handed_over_at_once_is_not_refused() -> None:
+def test_what_is_staged_at_once_is_not_refused() -> None:
     delays = [b"0", b"59999", b"60000", b"60001"]
     assert refused(*(("delayline-in", 0, 20, delay) for delay in delays)) == [False, False, True, True]
 

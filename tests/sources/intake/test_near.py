@@ -60,7 +60,7 @@ def numbered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @given(st.lists(ROW, max_size=12))
 @settings(max_examples=examples(300))
-def test_a_forwarder_takes_just_the_plain_messages_that_a_batch_would_hand_over_soon(
+def test_a_forwarder_takes_just_the_plain_messages_that_a_batch_would_stage_soon(
     rows: list[dict[str, Any]],
 ) -> None:
     table = records(numbered(rows))

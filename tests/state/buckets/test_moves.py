@@ -194,8 +194,8 @@ def test_messages_of_stored_chunks_are_copied_to_due_rows_of_their_shards() -> N
     # An old message in another bucket may have the same id, and so may a staged message in the same bucket.
     chunks += [pa.RecordBatch.from_pydict({"bucket": [at], "chunk": [encode_chunk(own)]})
                for at, own in ((4, stored), (2, stored.slice(0, 2)))]  # fmt: skip
-    handed_over = messages([{"offset": 1, "deliver_at_ms": 40_000}])
-    chunks.append(pa.RecordBatch.from_pydict({"bucket": [0], "chunk": [encode_chunk(handed_over)]}))
+    staged = messages([{"offset": 1, "deliver_at_ms": 40_000}])
+    chunks.append(pa.RecordBatch.from_pydict({"bucket": [0], "chunk": [encode_chunk(staged)]}))
     places = pa.table({"topic": ["delayline-in"] * 3, "partition": [0] * 3, "offset": [1, 2, 3], "bucket": [0, 2, 2]})
     moves = moves_of({0: 1, 1: 10, 2: 20, 3: 5})
     for from_ms, expected in (

@@ -144,7 +144,7 @@ def test_an_advance_without_messages_gives_none() -> None:
     assert [table.num_rows for table in (result.due, result.sealed, result.kept)] == [0, 0, 0]
 
 
-def test_a_replacement_is_handed_over_or_sealed_and_never_kept() -> None:
+def test_a_replacement_is_staged_or_sealed_and_never_kept() -> None:
     waiting = messages([{"deliver_at_ms": 15, "offset": 1}])
     rows = [{"deliver_at_ms": due, "offset": at} for at, due in enumerate((20, 5, 30, 5, 40), start=2)]
     replacements = ids_of([("delayline-in", 0, offset) for offset in (4, 5, 9)])

@@ -77,7 +77,7 @@ def steps(own: Reach, wanted_ms: int) -> list[int]:
     return cutoffs
 
 
-def test_what_fits_is_handed_over_at_once_and_more_in_pieces_of_half_the_bytes() -> None:
+def test_what_fits_is_staged_at_once_and_more_in_pieces_of_half_the_bytes() -> None:
     assert steps(reach((0, 60, 50)), _MINUTE) == [0, _MINUTE]
     # 10 MB/s for a minute, a piece every five seconds, and then nothing for a day.
     day = 24 * _HOUR
@@ -87,7 +87,7 @@ def test_what_fits_is_handed_over_at_once_and_more_in_pieces_of_half_the_bytes()
     assert len(cutoffs) <= 14
 
 
-def test_only_what_is_due_at_one_millisecond_is_handed_over_together_whatever_it_takes() -> None:
+def test_only_what_is_due_at_one_millisecond_is_staged_together_whatever_it_takes() -> None:
     assert steps(reach((5, 5, 6_000), (6, 6, 6_000)), _MINUTE) == [0, 5_000, 5_001, 6_000, 6_001, _MINUTE]
 
 

@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from state.checkpoint.handed_over import newest_checkpoint, restored_marker
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.staged import newest_checkpoint, restored_marker
 from state.order import ORDER, OrderKey
 from state.shards import shards_of
 from tests.messages import messages
@@ -43,7 +43,7 @@ class Model:
     mutable: list[Row] = field(default_factory=list)
     sealed: dict[int, list[Row]] = field(default_factory=dict)
     accepted: list[Row] = field(default_factory=list)
-    handed_over: set[tuple[int, int]] = field(default_factory=set)
+    staged: set[tuple[int, int]] = field(default_factory=set)
     markers: dict[int, Progress] = field(default_factory=dict)
     # The ids that were ever cancelled, and the rows that say so: the due time of a sealed message, or -1.
     cancelled: set[tuple[int, int]] = field(default_factory=set)
@@ -105,9 +105,9 @@ class Model:
             if not finished:
                 shard_rows = shard_rows[: self.chance.randrange(len(shard_rows) + 1)]
             if shard_rows:
-                assert not set(map(id_of, shard_rows)) & self.handed_over, "the model itself delivers twice"
-                assert not set(map(id_of, shard_rows)) & self.cancelled, "a cancelled message is handed over"
-                self.handed_over |= set(map(id_of, shard_rows))
+                assert not set(map(id_of, shard_rows)) & self.staged, "the model itself delivers twice"
+                assert not set(map(id_of, shard_rows)) & self.cancelled, "a cancelled message is staged"
+                self.staged |= set(map(id_of, shard_rows))
                 self.markers[shard] = Progress(batch, len(shard_rows), order_key(shard_rows[-1]))
         if finished and self.chance.random() < self.loses:
             self.lose_markers()
@@ -127,9 +127,7 @@ class Model:
             self.mutable.remove(row)
             self.cancelled_rows[id_of(row)] = -1
         for row in (row for rows in self.sealed.values() for row in rows):
-            waits = (
-                row["deliver_at_ms"] >= waits_from_ms and not row["error_code"] and id_of(row) not in self.handed_over
-            )
+            waits = row["deliver_at_ms"] >= waits_from_ms and not row["error_code"] and id_of(row) not in self.staged
             if waits and self.chance.random() < self.cancels:
                 self.cancelled_rows[id_of(row)] = row["deliver_at_ms"]
         self.cancelled |= self.cancelled_rows.keys()

@@ -100,7 +100,7 @@ def test_a_marker_of_another_format_names_both() -> None:
         changed("batch.read", []), changed("batch.read", {"in": {"0": "4"}}), changed("batch.read", {"in": 4}),
         changed("batch.ends", {"in": {"0": "9"}}), changed("batch.origin", None), changed("batch.origin.shards", 2.5),
         changed("batch.origin.checkpoint", 7), changed("last", 5), changed("last", [1, "in", 0]),
-        changed("last", [1, 2, 0, 0]), changed("handed_over", None), changed("handed_over", "90"),
+        changed("last", [1, 2, 0, 0]), changed("staged", None), changed("staged", "90"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_a_marker_is_refused(value: bytes) -> None:

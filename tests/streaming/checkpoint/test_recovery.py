@@ -21,12 +21,12 @@ from sinks.buckets.bucket_table import BucketTable
 from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import marker_key, read_markers
 from sinks.topics.topics import ensure_topics
-from state.checkpoint.handed_over import newest_checkpoint
 from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress
+from state.checkpoint.staged import newest_checkpoint
 from state.order import OrderKey
 from streaming.checkpoint import recovery
-from streaming.checkpoint.handover import writer_of_state
 from streaming.checkpoint.recovery import recover
+from streaming.checkpoint.switch_over import writer_of_state
 from streaming.storage.guarded_log import GuardedLog
 from streaming.storage.paths import buckets_path
 from tests.eventually import assert_eventually
@@ -122,10 +122,10 @@ def test_a_start_after_the_progress_topic_was_lost_leaves_a_marker_of_each_shard
     ensure_topics(settings)
     assert newest_checkpoint(read_markers(settings)) is None
     recover(spark, settings, False, lease)
-    handed_over = newest_checkpoint(read_markers(settings))
-    assert handed_over is not None
-    assert (handed_over.origin, handed_over.last_batch, handed_over.whole_before_ms) == (origin, 0, 10)
-    assert handed_over.ends == {"in": {"0": 7}}
+    staged = newest_checkpoint(read_markers(settings))
+    assert staged is not None
+    assert (staged.origin, staged.last_batch, staged.whole_before_ms) == (origin, 0, 10)
+    assert staged.ends == {"in": {"0": 7}}
 
 
 @pytest.mark.thorough

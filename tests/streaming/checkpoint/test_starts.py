@@ -21,8 +21,8 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from streaming.checkpoint import beginning, recovery
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import writer_of_input, writer_of_state
 from streaming.checkpoint.recovery import Recovered, recover
+from streaming.checkpoint.switch_over import writer_of_input, writer_of_state
 from streaming.storage import guarded_log
 from tests.messages import some_batch_settings
 from tests.streaming.checkpoint_logs import plan

@@ -13,7 +13,7 @@ from sinks.topics.topic_ids import input_ids
 from sinks.topics.topics import ensure_topics
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import writer_of_birth
+from streaming.checkpoint.switch_over import writer_of_birth
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually

@@ -34,7 +34,7 @@ from tests.thorough import some_thorough
 from tests.unreadable_headers import write_unreadable
 
 
-def test_what_is_due_soon_is_handed_over_with_a_claim_and_the_rest_is_left(bench: ForwardBench) -> None:
+def test_what_is_due_soon_is_staged_with_a_claim_and_the_rest_is_left(bench: ForwardBench) -> None:
     bench.open_lanes()
     with bench.forwarder():
         bench.publish(3)

@@ -26,8 +26,8 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from state.kinds import MESSAGE, REPEATING
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import writer_of_birth
 from streaming.checkpoint.recovery import recover
+from streaming.checkpoint.switch_over import writer_of_birth
 from streaming.job.batch import BatchRunner
 from streaming.job.lanes.lane_start import start_lanes
 from streaming.job.requests.decision import Decision

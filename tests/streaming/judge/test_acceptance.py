@@ -48,9 +48,9 @@ def test_what_is_due_from_the_cutoff_before_on_waited_when_a_batch_read_its_reco
     assert waited == [0, 60_100, 60_200, 3_700_000, 3_900_000, None], "if a batch is not known, from its own cutoff on"
 
 
-def test_batches_after_an_outage_hand_over_late_what_was_due_meanwhile() -> None:
+def test_batches_after_an_outage_stage_late_what_was_due_meanwhile() -> None:
     log = _log((0, 60_000, 100, 5), (1, 60_100, 200, 5), (2, 100_000, 90_000, 9), (3, 150_000, 91_000, 12))
-    late = Acceptance([log]).handed_over_late
+    late = Acceptance([log]).staged_late
     spans = [(60_000, 60_099), (60_100, 60_100), (89_999, 89_999), (90_000, 95_000), (0, 200_000), (100_000, 149_000)]
     assert [late(*span) for span in spans] == [False, True, True, False, True, False]
 
@@ -86,15 +86,15 @@ def test_records_that_are_read_again_were_accepted_when_they_were_first_read() -
     assert _from_ms(acceptance, 7, 8) == [100, 250]
 
 
-def test_a_message_is_handed_over_by_a_batch_that_has_accepted_it_with_a_cutoff_behind_its_due_time() -> None:
+def test_a_message_is_staged_by_a_batch_that_has_accepted_it_with_a_cutoff_behind_its_due_time() -> None:
     first = _log((0, 60_000, 100, 5), (1, 60_100, 200, 9))
     second = _log((0, 60_200, 300, 20), cutoff_ms=60_100, start=9)
     acceptance = Acceptance([first, second])
     expected = {(0, 1_000): 100, (8, 1_000): 200, (0, 59_999): 100, (0, 60_000): 200, (0, 60_100): 300, (12, 0): 300}
-    assert {at: acceptance.handed_over_ms(_message(*at)) for at in expected} == expected
+    assert {at: acceptance.staged_ms(_message(*at)) for at in expected} == expected
     # No batch has staged it, or accepted it.
-    assert acceptance.handed_over_ms(_message(0, 60_200)) is None
-    assert acceptance.handed_over_ms(_message(20, 1_000)) is None
+    assert acceptance.staged_ms(_message(0, 60_200)) is None
+    assert acceptance.staged_ms(_message(20, 1_000)) is None
 
 
 def _forwarded(*seen: tuple[int, int]) -> Forwarded:

@@ -21,7 +21,7 @@ CANCELLED = {"result": "cancelled", "reason": "withdrawn"}
 GOOD: dict[str, dict[str, Any]] = {ASK: CANCELLED | {"id": OLD},
         NEW: CANCELLED | {"id": OTHER, "replacement": NEW, "accepted": True}}  # fmt: skip
 NO_INPUT, UNREAD, DELETED, NOT_REPLACED, UNSURE, LOST = (
-    "no-input-topic", "not-read", "record-deleted", "handed-over", "undecided", "checkpoint-lost"
+    "no-input-topic", "not-read", "record-deleted", "staged", "undecided", "checkpoint-lost"
 )  # fmt: skip
 REFUSED = {"id": OTHER, "result": "unknown", "reason": NOT_REPLACED, "replacement": NEW, "accepted": False}
 # In the same partition, before every request; in another one; and a bad one, which goes to the dead-letter topic.

@@ -51,7 +51,7 @@ def test_a_claim_of_another_format_is_refused() -> None:
         Forwarded().add_claim(Claim(epoch=1).to_bytes().replace(b'"format":1', b'"format":2'))
 
 
-def test_a_message_is_handed_over_when_its_chunk_was_first_seen() -> None:
+def test_a_message_is_staged_when_its_chunk_was_first_seen() -> None:
     forwarded = Forwarded()
     forwarded.add_chunk(_chunk(5, 6), 1_000)
     forwarded.add_chunk(_chunk(6, 7), 2_000)
@@ -86,7 +86,7 @@ def test_the_watch_follows_claims_and_chunks_and_ignores_terms_and_aborted_ones(
         return Published(f"a/1/{offset}", 0, None, b"", (), "out", due_ms)
 
     assert [acceptance.is_forwarded(message(offset, 0)) for offset in (4, 5, 7)] == [True, True, False]
-    assert begun_ms <= (acceptance.handed_over_ms(message(4, 0)) or 0) <= done_ms
+    assert begun_ms <= (acceptance.staged_ms(message(4, 0)) or 0) <= done_ms
     assert acceptance.held(message(5, done_ms + 300)) is Held.AMONG_ALL
     assert acceptance.held(message(5, begun_ms + 299)) is Held.NOT
 

@@ -58,8 +58,8 @@ def test_what_waited_does_not_come_out_however_long_it_was_due_when_the_next_of_
     (problem,) = name_problems([before, late], outs, [], 5 * SECOND)
     assert "in/0/0 came out, although it waited when the job read in/0/1" in problem
     assert name_problems([before, late], outs[1:], [], 5 * SECOND) == []
-    handed_over = replace(late, waited_from_ms=101 * SECOND)
-    assert name_problems([before, handed_over], outs, [], 5 * SECOND) == []
+    staged = replace(late, waited_from_ms=101 * SECOND)
+    assert name_problems([before, staged], outs, [], 5 * SECOND) == []
     cancel = replace(late, due_ms=None)
     (problem,) = name_problems([before, cancel], outs[:1], [answer(1, None, "unknown")], 5 * SECOND)
     assert "it waited" in problem

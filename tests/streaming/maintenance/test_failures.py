@@ -108,7 +108,7 @@ def _buckets_to_merge(table: Table, catalog: SegmentCatalog, maintenance: Mainte
         add_bucket(table, catalog, maintenance, number, [table.now_ms + 48 * HOUR_MS])
 
 
-def _handed_over(table: Table, catalog: SegmentCatalog, maintenance: Maintenance) -> None:
+def _staged(table: Table, catalog: SegmentCatalog, maintenance: Maintenance) -> None:
     maintenance.sealed(seal(table, 0, [table.now_ms]))
     table.advance(_MINUTE_MS)
 
@@ -137,7 +137,7 @@ def _ten_minutes(table: Table, catalog: SegmentCatalog, maintenance: Maintenance
 CASES = [
     Case("merge", _buckets_to_merge, [FULL], lambda _, catalog: len(catalog.buckets) == 1),
     Case("merge", _buckets_to_merge, [None, FULL], lambda _, catalog: len(catalog.buckets) == 1),
-    Case("delete", _handed_over, [FULL], lambda table, _: not table.store.delta_partitions()),
+    Case("delete", _staged, [FULL], lambda table, _: not table.store.delta_partitions()),
     Case("join", _names_to_join, [FULL], lambda table, _: len(table.store.id_partitions(IdRows.NAMED)) == 1),
     Case("vacuum", _old_file, [BrokerUnreachable("away")], lambda table, _: table.files() == 0),
     Case("clean-log", _ten_minutes, [None, FULL], lambda *_: True),
@@ -221,7 +221,7 @@ def test_a_batch_does_not_wait_for_merges_that_are_set_aside(table: Table, monke
 
 def test_a_process_that_may_not_write_any_more_ends(table: Table) -> None:
     maintenance = maintenance_of(table, SegmentCatalog())
-    _handed_over(table, SegmentCatalog(), maintenance)
+    _staged(table, SegmentCatalog(), maintenance)
     table.refusals = [ApplicationHeld("another process has taken over")]
     with pytest.raises(ApplicationHeld):
         run_until_idle(maintenance, 0, table.now_ms)

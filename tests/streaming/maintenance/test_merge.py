@@ -48,18 +48,18 @@ def merge_of(buckets: dict[int, list[Segment]]) -> Merge:
     return Merge(MergeName(min(buckets), max(buckets), 1), buckets)
 
 
-def run(store: BucketTable, merge: Merge, handed_over_before_ms: int = 0) -> Iterator[None]:
+def run(store: BucketTable, merge: Merge, staged_before_ms: int = 0) -> Iterator[None]:
     """Run a merge, and yield after each slice."""
-    while within := merge.next_slice(handed_over_before_ms):
+    while within := merge.next_slice(staged_before_ms):
         merge.add(merge_slice(store, merge, within, BATCH_SETTINGS, ALL_BUCKETS), within)
         yield
-    merge.check(handed_over_before_ms)
+    merge.check(staged_before_ms)
     finish_merge(store, merge, next(_NUMBERS))
 
 
-def merged(store: BucketTable, buckets: dict[int, list[Segment]], handed_over_before_ms: int = 0) -> list[Segment]:
+def merged(store: BucketTable, buckets: dict[int, list[Segment]], staged_before_ms: int = 0) -> list[Segment]:
     merge = merge_of(buckets)
-    list(run(store, merge, handed_over_before_ms))
+    list(run(store, merge, staged_before_ms))
     return merge.merged
 
 

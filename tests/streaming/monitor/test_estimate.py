@@ -38,7 +38,7 @@ def test_counts_agree_with_each_other_and_with_what_no_border_cuts(
     assert abs(waiting.due_before(at_ms) - sum(due_ms < at_ms for due_ms in waits)) <= uncertain + 0.5
 
 
-def test_a_segment_that_is_partly_handed_over_counts_from_the_cutoff() -> None:
+def test_a_segment_that_is_partly_staged_counts_from_the_cutoff() -> None:
     waiting = WaitingEstimate({}, [Segment(0, 1, 0, "p", 1_000, 1_999, 100, 1_000)], cutoff_ms=1_900)
     assert (waiting.sealed, waiting.sealed_bytes, waiting.next_due_ms) == (10, 100, 1_900)
     assert [(shard.shard, shard.sealed) for shard in waiting.by_shard(1)] == [(0, 0), (1, 10)]
@@ -59,7 +59,7 @@ def test_a_year_ahead_is_in_spans_of_its_own() -> None:
     assert {span: count for span, count in due.items() if count} == dict.fromkeys(dues_ms, 1)
 
 
-def test_nothing_waits_after_the_last_message_is_handed_over() -> None:
+def test_nothing_waits_after_the_last_message_is_staged() -> None:
     waiting = WaitingEstimate({0: MutableDues((), 0)}, [segment(0, 0, [1_000])], cutoff_ms=1_001)
     assert waiting.due(0) == dict.fromkeys([*SPANS_MS, "later"], 0)
     assert (waiting.next_due_ms, waiting.last_due_ms) == (None, None)

@@ -60,7 +60,7 @@ def test_batches_add_up() -> None:
     assert samples["read_records_total.other"] == 1
     assert (samples["accepted_messages_total.in"], samples["accepted_messages_total.other"]) == (4, 1)
     assert (samples["sealed_messages_total"], samples["cancelled_messages_total"]) == (2, 1)
-    assert samples["handed_over_until_timestamp_seconds"] == 1_000_070
+    assert samples["staged_until_timestamp_seconds"] == 1_000_070
     assert samples["batch_done_timestamp_seconds"] == clock.now_s
     assert (samples["batch_seconds_count.state"], samples["batch_seconds_sum.state"]) == (2, 2.0)
 

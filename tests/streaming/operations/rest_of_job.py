@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.staged import StagedMessages
 from state.message import decode_chunk, empty_messages
 from state.name_holders import HOLDER_SCHEMA
 from state.order import OrderKey
@@ -45,8 +45,8 @@ def rest_of(
     """
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, previous_clock_ms=CLOCK_MS)
     last = OrderKey(CUTOFF_MS - 100, TOPIC, 0, 0)
-    handed_over = HandedOver((Progress(span, 3, last), *others))
-    return Rest(handed_over, {(TOPIC, 0): BitMap64(in_table)}, {}, {}, settings, now_ms, Moved(handed_over))
+    staged = StagedMessages((Progress(span, 3, last), *others))
+    return Rest(staged, {(TOPIC, 0): BitMap64(in_table)}, {}, {}, settings, now_ms, Moved(staged))
 
 
 def rows_left(rest: Rest, *rows: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from pyroaring import BitMap64
 from sources.intake.accept import accept
 from state.buckets.operator import BOUND, DUE, SEALED
 from state.checkpoint.batch_settings import BatchSettings, DelayPolicy
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress, occurrences_from
+from state.checkpoint.staged import StagedMessages
 from state.message import decode_chunk, empty_messages, encode_chunk
 from state.message_ids import ID
 from state.order import OrderKey, in_order, key_of
@@ -102,7 +102,7 @@ class Job:
         self,
         clock_ms: int,
         ahead_ms: int,
-        staged: int | None = None,
+        most: int | None = None,
         other: bool = False,
         arriving: Sequence[dict[str, Any]] = (),
     ) -> None:
@@ -128,8 +128,8 @@ class Job:
             made = [row for batch in (*rows.staged(own), *rows.finish()) for row in batch.to_pylist()]
             several = [decode_chunk(row["chunk"]) for row in made if row["kind"] == DUE]
             every = in_order(pa.concat_tables([empty_messages(), *several]).combine_chunks())
-            done = every if staged is None else every.slice(0, staged)
-            is_whole = staged is None or every.num_rows < staged
+            done = every if most is None else every.slice(0, most)
+            is_whole = most is None or every.num_rows < most
             bounds = [row["min_deliver_at_ms"] for row in made if row["kind"] == BOUND]
             last = key_of(done, -1) if done.num_rows else None
             if other and is_whole:
@@ -153,32 +153,32 @@ class Job:
 
     def rebuild(self) -> None:
         """Make a new checkpoint, as `streaming.operations.rebuild` does."""
-        handed_over = HandedOver(tuple(self.markers[shard] for shard in range(SHARDS)))
-        is_older = any(own < known for own, known in zip(self.in_table, handed_over.in_table, strict=True))
+        staged = StagedMessages(tuple(self.markers[shard] for shard in range(SHARDS)))
+        is_older = any(own < known for own, known in zip(self.in_table, staged.in_table, strict=True))
         is_older |= self.origin.checkpoint not in self.born
-        left = left_in(self.table, handed_over, is_older)
+        left = left_in(self.table, staged, is_older)
         superseded = Superseded(left.filter(left.column("chunk").is_null()).select([*ID, "deliver_at_ms"]))
         numbers = [bucket for bucket, _ in self.table]
-        bucket = 1 + max([handed_over.origin.bucket_of(handed_over.last_batch), *numbers])
+        bucket = 1 + max([staged.origin.bucket_of(staged.last_batch), *numbers])
         generation = self.origin.generation + 1
-        cutoff_ms = max(handed_over.cutoff_ms, superseded.end_ms)
+        cutoff_ms = max(staged.cutoff_ms, superseded.end_ms)
         rest = [decode_chunk(chunk.as_py()) for chunk in left.column("chunk").drop_null()]
-        rest += self.accepted_again(handed_over, is_older)
+        rest += self.accepted_again(staged, is_older)
         self.origin = CheckpointOrigin(f"c{generation}", generation, SHARDS, bucket + 1, cutoff_ms, self.end)
         for own, messages in self.table:
             waits = dues_of(messages) < cutoff_ms
-            waits &= ~handed_over.of_bucket(messages, own) & ~superseded.contains_mask(messages)
+            waits &= ~staged.of_bucket(messages, own) & ~superseded.contains_mask(messages)
             rest.append(messages.filter(pa.array(waits)))
         self.table = [*self.table, (bucket, pa.concat_tables(rest).combine_chunks())]
         self.born |= {self.origin.checkpoint}
         self.batch_id, self.cutoff_ms, self.clock_ms, self.in_table, self.read = -1, 0, 0, NOT_IN_TABLE, []
         self.markers = {shard: Progress(BatchSpan(self.origin)) for shard in range(SHARDS)}
 
-    def accepted_again(self, handed_over: HandedOver, is_older: bool) -> list[pa.Table]:
+    def accepted_again(self, staged: StagedMessages, is_older: bool) -> list[pa.Table]:
         """Return what is left of the records that batches of the checkpoint have read."""
         offsets = BitMap64(offset for _, messages in self.table for offset in messages.column("offset").to_pylist())
-        settings, moved = self.batch_settings, Moved(handed_over)
-        rest = Rest(handed_over, {(TOPIC, 0): offsets}, {}, {}, settings, self.now_ms, moved, is_older=is_older)
+        settings, moved = self.batch_settings, Moved(staged)
+        rest = Rest(staged, {(TOPIC, 0): offsets}, {}, {}, settings, self.now_ms, moved, is_older=is_older)
         batches = rest.messages()(iter(records(self.read).to_batches())) if self.read else ()
         return [decode_chunk(chunk.as_py()) for batch in batches for chunk in batch.column("chunk")]
 
@@ -188,15 +188,15 @@ def dues_of(messages: pa.Table) -> np.ndarray:
     return np.asarray(messages.column("deliver_at_ms").to_numpy())
 
 
-def left_in(table: Iterable[tuple[int, pa.Table]], handed_over: HandedOver, is_older: bool) -> pa.Table:
+def left_in(table: Iterable[tuple[int, pa.Table]], staged: StagedMessages, is_older: bool) -> pa.Table:
     """Return the result of `left_in_table` for such a table."""
     chunks = [{"bucket": bucket, "chunk": encode_chunk(messages)} for bucket, messages in table]
     schema = pa.schema([("bucket", pa.int64()), ("chunk", pa.binary())])
     rows = iter([pa.RecordBatch.from_pylist(chunks, schema=schema)])
-    every = schedules._occurrences(handed_over, {}, is_older)(rows)
+    every = schedules._occurrences(staged, {}, is_older)(rows)
     by_id = pa.Table.from_batches(every, schema=schedules._OCCURRENCES)
     by_id = by_id.sort_by([(name, "ascending") for name in (*ID, "number", "deliver_at_ms", "bucket")])
-    return pa.Table.from_batches(schedules._left(handed_over)(by_id.to_batches()), schema=schedules._LEFT)
+    return pa.Table.from_batches(schedules._left(staged)(by_id.to_batches()), schema=schedules._LEFT)
 
 
 def check(job: Job, messages: pa.Table, every_s: int = 10, most: int | None = None) -> None:

@@ -25,7 +25,7 @@ from state.buckets.parts import IdRows, chunks_of, metadata_of, sealed_part
 from state.buckets.reach import Reach
 from state.buckets.table_rows import STORED_SCHEMA, described_segment
 from state.checkpoint.origin import CheckpointOrigin
-from streaming.checkpoint.handover import writer_of_birth, writer_of_repair
+from streaming.checkpoint.switch_over import writer_of_birth, writer_of_repair
 from streaming.job.sealed.prefetch_window import PrefetchWindow
 from streaming.operations.corruption import Corruption, find_corruption, lost_ids, repaired
 from streaming.operations.repair import _repair

@@ -71,7 +71,7 @@ def test_it_goes_on_with_a_topic_that_was_created_again(
     own, (again, kept) = recreated, recreated.topics.input
     with monkeypatch.context() as patch:
         # The markers have the new checkpoint then, and both ids of the topic.
-        patch.setattr("streaming.checkpoint.handover.make_current", cut_off)
+        patch.setattr("streaming.checkpoint.switch_over.make_current", cut_off)
         with pytest.raises(CutOff):
             rebuilt(spark, own, store, lease)
     rebuilt(spark, own, store, lease)

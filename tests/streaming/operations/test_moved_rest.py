@@ -12,9 +12,9 @@ import pytest
 from conf.setting_types import HOUR, MINUTE
 from state.buckets.id_rows import ID_ROW_SCHEMA
 from state.buckets.retimed import RETIMED_SCHEMA, due_times, retimed_rows
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.staged import StagedMessages
 from state.message import decode_chunk, encode_chunk
 from state.name_holders import HOLDER_SCHEMA
 from state.order import OrderKey
@@ -54,25 +54,25 @@ def _stored(*rows: tuple[int, int, str | None]) -> pa.Table:
     )  # fmt: skip
 
 
-def _lost_job(last: OrderKey | None, cutoff_ms: int = CUTOFF_MS) -> HandedOver:
+def _lost_job(last: OrderKey | None, cutoff_ms: int = CUTOFF_MS) -> StagedMessages:
     """Return the markers of a job with one shard. Its batch 7 was cut off after it had staged messages up to `last`."""
     origin = CheckpointOrigin("c", 1, 1, first_bucket=1)
     span = BatchSpan(origin, 7, cutoff_ms - 500, cutoff_ms, {TOPIC: {"0": 5}}, READ, previous_clock_ms=CLOCK_MS - 500)
-    return HandedOver((Progress(span, 1, last),))
+    return StagedMessages((Progress(span, 1, last),))
 
 
 # A first job that was lost before its first batch had staged anything.
-NOTHING_HANDED_OVER = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 1, 1))),))
+NOTHING_STAGED = StagedMessages((Progress(BatchSpan(CheckpointOrigin("c", 1, 1))),))
 
 
 def test_messages_made_due_are_distinguished_from_replaced_ones_by_the_stored_text() -> None:
-    handed_over = _lost_job(None)
+    staged = _lost_job(None)
     tables = [
         _stored((1, 3, None), (2, 4, NOW), (3, 5, f"{TOPIC}/0/9")),
         _stored((4, 8, NOW), (5, 9, NOW)),
         _stored((6, 8, None)),
     ]
-    cancelled, moved = moved_in(tables, handed_over)
+    cancelled, moved = moved_in(tables, staged)
     assert {source: list(own) for source, own in cancelled.items()} == {(TOPIC, 0): [1, 3, 6]}
     assert {source: list(own) for source, own in moved.ids.items()} == {(TOPIC, 0): [2, 4, 5]}
     # Bucket 8 is the bucket of the newest batch.
@@ -90,10 +90,10 @@ def test_messages_made_due_are_distinguished_from_replaced_ones_by_the_stored_te
 def test_what_was_made_due_at_once_is_left_until_the_markers_show_it(
     last: OrderKey | None, left_ones: list[int]
 ) -> None:
-    handed_over = _lost_job(last)
-    _, moved = moved_in([_stored((2, 4, NOW), (4, 8, NOW), (5, 9, NOW))], handed_over)
+    staged = _lost_job(last)
+    _, moved = moved_in([_stored((2, 4, NOW), (4, 8, NOW), (5, 9, NOW))], staged)
     done = without_ids(moved.ids, moved.perhaps_left)
-    rest = Rest(handed_over, done, {}, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
+    rest = Rest(staged, done, {}, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
     rows = [published(offset, -MINUTE, ("deliver-after", HOUR)) for offset in (2, 4, 5, 6)]
     found = left(rest, *rows)
     # These are due as the lost job has made them, while others wait.
@@ -111,22 +111,22 @@ def test_what_was_made_due_at_once_is_left_until_the_markers_show_it(
 
 def test_what_was_made_due_at_once_is_for_the_first_batch_also_if_the_markers_are_of_long_ago() -> None:
     # Nothing was staged for an hour.
-    handed_over = _lost_job(None, CLOCK_MS - HOUR)
-    _, moved = moved_in([_stored((4, 8, NOW))], handed_over)
+    staged = _lost_job(None, CLOCK_MS - HOUR)
+    _, moved = moved_in([_stored((4, 8, NOW))], staged)
     (due,) = moved.left_of(messages([{"offset": 4, "deliver_at_ms": FAR_MS}])).column("deliver_at_ms").to_pylist()
-    assert due == handed_over.cutoff_ms - 1 < MOVED_MS
+    assert due == staged.cutoff_ms - 1 < MOVED_MS
 
 
-def test_a_job_that_has_handed_over_nothing_leaves_what_was_made_due_at_an_instant_that_the_first_batch_takes() -> None:
-    _, moved = moved_in([_stored((4, 8, NOW))], NOTHING_HANDED_OVER)
+def test_a_job_that_has_staged_nothing_leaves_what_was_made_due_at_an_instant_that_the_first_batch_takes() -> None:
+    _, moved = moved_in([_stored((4, 8, NOW))], NOTHING_STAGED)
     (due,) = moved.left_of(messages([{"offset": 4, "deliver_at_ms": FAR_MS}])).column("deliver_at_ms").to_pylist()
     assert due == 0
 
 
 @pytest.mark.parametrize("cutoff_ms", [CLOCK_MS - HOUR, 0])
 def test_dead_letters_and_answers_are_for_the_first_batch_also_if_the_cutoff_is_of_long_ago(cutoff_ms: int) -> None:
-    handed_over = _lost_job(None, cutoff_ms) if cutoff_ms else NOTHING_HANDED_OVER
-    rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE, Moved(handed_over))
+    staged = _lost_job(None, cutoff_ms) if cutoff_ms else NOTHING_STAGED
+    rest = Rest(staged, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE, Moved(staged))
     asked = headers(("delayline-cancel", b"%s/0/99" % TOPIC.encode()))
     rows = [
         {"offset": 6, "headers": headers(("deliver-after", b"soon")), "timestamp_ms": CLOCK_MS},
@@ -134,13 +134,13 @@ def test_dead_letters_and_answers_are_for_the_first_batch_also_if_the_cutoff_is_
         published(8, -MINUTE, ("deliver-after", HOUR)),
     ]
     found = {row["offset"]: row["deliver_at_ms"] for row in rows_left(rest, *rows)}
-    overdue_ms = max(0, handed_over.cutoff_ms - 1)
+    overdue_ms = max(0, staged.cutoff_ms - 1)
     assert found == {6: overdue_ms, 7: overdue_ms, 8: CLOCK_MS - MINUTE + HOUR}
 
 
 def test_requests_about_messages_made_due_are_answered_from_the_stored_ids() -> None:
-    handed_over = _lost_job(OrderKey(MOVED_MS, TOPIC, 0, 4))
-    cancelled, moved = moved_in([_stored((1, 3, None), (2, 4, NOW))], handed_over)
+    staged = _lost_job(OrderKey(MOVED_MS, TOPIC, 0, 4))
+    cancelled, moved = moved_in([_stored((1, 3, None), (2, 4, NOW))], staged)
     requests = [
         ("delayline-deliver-now", 2),
         ("delayline-cancel", 2),
@@ -148,7 +148,7 @@ def test_requests_about_messages_made_due_are_answered_from_the_stored_ids() -> 
         ("delayline-cancel", 1),
     ]
     requests += [("delayline-deliver-now", 3)]
-    rest = Rest(handed_over, {}, cancelled, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
+    rest = Rest(staged, {}, cancelled, {}, SETTINGS, CLOCK_MS + MINUTE, moved)
     rows = [
         {"offset": 10 + at, "headers": headers((name, f"{TOPIC}/0/{asked}".encode())), "timestamp_ms": CLOCK_MS}
         for at, (name, asked) in enumerate(requests)
@@ -166,8 +166,8 @@ def test_requests_about_messages_made_due_are_answered_from_the_stored_ids() -> 
 def test_what_an_earlier_rebuild_has_left_waits_in_its_bucket_though_it_was_moved_before() -> None:
     # The first bucket of the lost job is 10. The bucket of the rebuild before it is 9.
     origin = CheckpointOrigin("c", 2, 1, first_bucket=10, cutoff_ms=CUTOFF_MS)
-    handed_over = HandedOver((Progress(BatchSpan(origin, -1, 0, 0), 0, None),))
-    _, moved = moved_in([_stored((2, 4, NOW), (3, 11, NOW))], handed_over)
+    staged = StagedMessages((Progress(BatchSpan(origin, -1, 0, 0), 0, None),))
+    _, moved = moved_in([_stored((2, 4, NOW), (3, 11, NOW))], staged)
     several = messages({"offset": offset} for offset in (1, 2, 3))
     assert moved.are_gone(several, 9).tolist() == [False, False, True]
     assert moved.are_gone(several, 3).tolist() == [False, True, True]
@@ -204,7 +204,7 @@ def _retimed(dues_ms: dict[int, tuple[int, int]], bucket: int) -> pa.Table:
 
 def test_a_message_that_has_taken_over_a_due_time_is_left_by_that_and_due_then() -> None:
     # The newest batch, of bucket 8, was cut off behind the messages that are due at the clock + 10.
-    handed_over = _lost_job(OrderKey(CLOCK_MS + 10, TOPIC, 0, 9))
+    staged = _lost_job(OrderKey(CLOCK_MS + 10, TOPIC, 0, 9))
     now, far = CLOCK_MS - MINUTE, CUTOFF_MS + HOUR
     tables = [
         # Both due times are over, by all that the markers show. These do not count.
@@ -212,9 +212,9 @@ def test_a_message_that_has_taken_over_a_due_time_is_left_by_that_and_due_then()
         _retimed({1: (now, far), 2: (far, now)}, 4),
         _retimed({5: (CLOCK_MS + 10, far), 6: (CLOCK_MS + 11, far), 7: (far, CLOCK_MS + 9)}, 8),
     ]
-    retimed = retimed_in(tables, handed_over)
+    retimed = retimed_in(tables, staged)
     assert retimed.column("offset").to_pylist() == [1, 2, 5, 6, 7]
-    rest = replace(Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS, Moved(handed_over)), retimed=retimed)
+    rest = replace(Rest(staged, {}, {}, {}, SETTINGS, CLOCK_MS, Moved(staged)), retimed=retimed)
     dues = {0: now, 1: far, 2: now, 5: far, 6: far, 7: CLOCK_MS + 9, 8: far}
     rows = [record(offset, "a" if offset % 2 else None, due_ms) for offset, due_ms in dues.items()]
     found = left(rest, *rows)

@@ -14,7 +14,7 @@ from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.batch_settings import DelayPolicy
 from state.name_holders import HOLDER_SCHEMA, NamesLeft
 from state.names import KEEP_TIME, NAMED_SCHEMA, name_rows, named
-from streaming.checkpoint.handover import seal_rest
+from streaming.checkpoint.switch_over import seal_rest
 from streaming.job.requests.stored_ids import StoredIds
 from streaming.operations.rest import Rest
 from streaming.operations.table_contents import ids_left, names_of, taken_over_in

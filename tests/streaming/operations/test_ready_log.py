@@ -16,7 +16,7 @@ from streaming.operations.ready_log import RepairedShard, released_and_lost, ski
 
 
 @pytest.mark.parametrize(
-    ("handed_over", "counted", "expected"),
+    ("staged", "counted", "expected"),
     [
         (10, 6, (7, 2)),
         (10, 8, (5, 0)),
@@ -26,9 +26,9 @@ from streaming.operations.ready_log import RepairedShard, released_and_lost, ski
     ],
 )
 def test_what_is_neither_in_the_logs_nor_released_is_lost(
-    handed_over: int, counted: int, expected: tuple[int, int | None]
+    staged: int, counted: int, expected: tuple[int, int | None]
 ) -> None:
-    assert released_and_lost(handed_over, Position(released=5, forwarded=3), counted) == expected
+    assert released_and_lost(staged, Position(released=5, forwarded=3), counted) == expected
 
 
 def test_records_that_cannot_be_read_are_skipped_as_ranges_without_any_that_can() -> None:

@@ -6,9 +6,9 @@ import pytest
 from pyroaring import BitMap64
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin, Offsets
 from state.checkpoint.progress import BatchSpan, Progress
+from state.checkpoint.staged import StagedMessages
 from state.claims import Claim
 from streaming.operations.reread import decided_offsets, refuse_cut, reread_range
 
@@ -24,46 +24,46 @@ def test_an_input_topic_that_lost_records_which_were_accepted_is_refused_with_th
     refuse_cut({("in", 0): (0, 0), ("in", 1): (0, 0)}, ACCEPTED, ["in"])
 
 
-def _handed_over(ends: Offsets, origin: Offsets | None = None) -> HandedOver:
+def _staged(ends: Offsets, origin: Offsets | None = None) -> StagedMessages:
     """Return the marker of a batch that has read up to `ends`, in a checkpoint that began at `origin`."""
     ids = {"in": ["id"]}
     begin = CheckpointOrigin("c", 1, 1, offsets=origin or {}, input_ids=ids)
-    return HandedOver((Progress(BatchSpan(begin, 7, ends=ends, input_ids=ids)),))
+    return StagedMessages((Progress(BatchSpan(begin, 7, ends=ends, input_ids=ids)),))
 
 
-def _range(first: int, handed_over: HandedOver, table: int = 0, decided: int = 0) -> tuple[int, int]:
+def _range(first: int, staged: StagedMessages, table: int = 0, decided: int = 0) -> tuple[int, int]:
     """Return the range that is read again of a partition that begins at `first`.
 
     The table has a message from before offset `table`, and claims have `decided` the records below that offset.
     """
     in_table = {("in", 0): BitMap64([table - 1])} if table else {}
-    starts, ends = reread_range({("in", 0): (first, 900)}, handed_over, in_table, {("in", 0): decided}, [])
+    starts, ends = reread_range({("in", 0): (first, 900)}, staged, in_table, {("in", 0): decided}, [])
     return starts["in"]["0"], ends["in"]["0"]
 
 
 def test_what_a_marker_or_the_table_has_is_read_again_and_the_rest_is_new(caplog: pytest.LogCaptureFixture) -> None:
-    assert _range(0, _handed_over({"in": {"0": 100}})) == (0, 100)
-    assert _range(30, _handed_over({"in": {"0": 100}})) == (30, 100)
-    assert _range(30, _handed_over({"in": {"0": 100}}, {"in": {"0": 50}})) == (50, 100)
-    assert _range(30, _handed_over({"in": {"0": 100}}), table=120) == (30, 120)
+    assert _range(0, _staged({"in": {"0": 100}})) == (0, 100)
+    assert _range(30, _staged({"in": {"0": 100}})) == (30, 100)
+    assert _range(30, _staged({"in": {"0": 100}}, {"in": {"0": 50}})) == (50, 100)
+    assert _range(30, _staged({"in": {"0": 100}}), table=120) == (30, 120)
     # No batch has staged anything.
-    assert _range(0, _handed_over({}, {"in": {"0": 50}})) == (50, 50)
+    assert _range(0, _staged({}, {"in": {"0": 50}})) == (50, 50)
     # Claims alone do not show that a batch has read a record.
-    assert _range(30, _handed_over({"in": {"0": 100}}), decided=400) == (30, 100)
+    assert _range(30, _staged({"in": {"0": 100}}), decided=400) == (30, 100)
     assert caplog.messages == []
 
 
 def test_deleted_records_that_nothing_shows_as_read_are_left_to_the_start_which_refuses_to_miss_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert _range(500, _handed_over({"in": {"0": 100}})) == (100, 100)
-    assert _range(500, _handed_over({}, {"in": {"0": 50}})) == (50, 50)
-    assert _range(500, _handed_over({}), table=120) == (120, 120)
+    assert _range(500, _staged({"in": {"0": 100}})) == (100, 100)
+    assert _range(500, _staged({}, {"in": {"0": 50}})) == (50, 50)
+    assert _range(500, _staged({}), table=120) == (120, 120)
     # A partition that was added.
-    assert _range(500, _handed_over({"in": {"1": 100}})) == (0, 0)
+    assert _range(500, _staged({"in": {"1": 100}})) == (0, 0)
     assert caplog.messages == []
     # A job that has read nothing misses nothing.
-    assert _range(500, _handed_over({})) == (500, 500)
+    assert _range(500, _staged({})) == (500, 500)
     assert caplog.messages == []
 
 
@@ -79,7 +79,7 @@ def test_deleted_records_that_nothing_shows_as_read_are_left_to_the_start_which_
 def test_deleted_records_that_are_skipped_are_named(
     table: int, decided: int, end: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _range(500, _handed_over({"in": {"0": 100}}), table, decided)[1] == end
+    assert _range(500, _staged({"in": {"0": 100}}), table, decided)[1] == end
     (message,) = caplog.messages
     assert message.startswith(f"the rebuild continues without records: {text}. Their messages are lost, unless")
 

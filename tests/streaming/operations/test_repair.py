@@ -17,7 +17,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
 from state.buckets.table_rows import STORED_SCHEMA
 from state.checkpoint.origin import CheckpointOrigin
-from streaming.checkpoint.handover import writer_of_birth
+from streaming.checkpoint.switch_over import writer_of_birth
 from streaming.operations.repair import _repair
 from tests.streaming.crashed_holder import lease_after_a_crash, must_fence
 from tests.streaming.stalled_upload import seal

@@ -21,7 +21,7 @@ from state.buckets.parts import chunks_of, sealed_part
 from state.buckets.reseal import LEFT_SCHEMA, left_rows
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.current import current_checkpoint
-from streaming.checkpoint.handover import rest_bucket, seal_rest, writer_of_birth, writer_of_state
+from streaming.checkpoint.switch_over import rest_bucket, seal_rest, writer_of_birth, writer_of_state
 from streaming.operations import rebuild
 from streaming.operations.repair import Repair, _repair
 from streaming.operations.rescale import _bucket_of_state

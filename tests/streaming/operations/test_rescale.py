@@ -24,9 +24,9 @@ from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, Progress
 from state.order import OrderKey
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import writer_of_repaired_rest, writer_of_state
 from streaming.checkpoint.recovery import recover
-from streaming.operations.rescale import _hand_over, _rescale, refuse_replaced
+from streaming.checkpoint.switch_over import writer_of_repaired_rest, writer_of_state
+from streaming.operations.rescale import _rescale, _stage, refuse_replaced
 from streaming.storage.guarded_log import guarded_log
 from streaming.storage.paths import buckets_path
 from tests.conftest import MakeSettings
@@ -54,7 +54,7 @@ def first(spark: SparkSession, tmp_path: Path) -> Checkpoint:
     return checkpoint
 
 
-def test_a_retired_checkpoint_is_taken_up_again_until_the_next_one_has_handed_over(
+def test_a_retired_checkpoint_is_taken_up_again_until_the_next_one_has_staged(
     first: Checkpoint, settings: Settings
 ) -> None:
     announce_origin(settings, FIRST)
@@ -140,5 +140,5 @@ def test_a_rescale_without_its_state_keeps_what_a_repair_has_left_of_the_rest(
     store.append(rows, writer_of_state(own), 1)
     store.fence(writer_of_repaired_rest(1))
     with pytest.raises(SparkRuntimeException, match="Failed to read the state"):
-        _hand_over(store, guarded_log(spark, settings), settings, 3, checkpoint, lease)
+        _stage(store, guarded_log(spark, settings), settings, 3, checkpoint, lease)
     assert waiting_offsets(store) == [7]

@@ -11,9 +11,9 @@ from pyroaring import BitMap64
 
 from conf.setting_types import DAY, HOUR, MINUTE
 from state.checkpoint.batch_settings import DelayPolicy
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, InTable, Progress
+from state.checkpoint.staged import StagedMessages
 from state.message import MESSAGE_SCHEMA, decode_chunk
 from state.order import OrderKey
 from state.repeats.waiting import waiting_in
@@ -74,8 +74,8 @@ def test_a_plain_message_that_was_stamped_ahead_is_not_delivered_again() -> None
 def test_what_the_newest_batch_has_staged_in_part_is_continued_whatever_the_clock_of_the_rebuild(now_ms: int) -> None:
     ends = {TOPIC: {"0": 14}}
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CUTOFF_MS - 500, CUTOFF_MS, READ, ends, clock_ms=CLOCK_MS)
-    handed_over = HandedOver((Progress(span, 3, OrderKey(CLOCK_MS, TOPIC, 0, 11)),))
-    rest = Rest(handed_over, {}, {}, {}, SETTINGS, now_ms, Moved(handed_over))
+    staged = StagedMessages((Progress(span, 3, OrderKey(CLOCK_MS, TOPIC, 0, 11)),))
+    rest = Rest(staged, {}, {}, {}, SETTINGS, now_ms, Moved(staged))
     rows = [published(offset, 1_000) for offset in (10, 11, 12, 13, 14)]
     assert left(rest, *rows).keys() == {12, 13, 14}
 
@@ -95,8 +95,8 @@ def test_what_was_accepted_while_the_cutoff_was_hours_behind_the_clock_is_left_i
     cutoff_ms = CLOCK_MS - 2 * HOUR
     origin, ends = CheckpointOrigin("c", 1, 1), {TOPIC: {"0": 12}}
     span = BatchSpan(origin, 7, cutoff_ms - MINUTE, cutoff_ms, READ, ends, previous_clock_ms=CLOCK_MS)
-    handed_over = HandedOver((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
-    rest = Rest(handed_over, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE, Moved(handed_over))
+    staged = StagedMessages((Progress(span, 3, OrderKey(cutoff_ms - 100, TOPIC, 0, 0)),))
+    rest = Rest(staged, {}, {}, {}, SETTINGS, CLOCK_MS + MINUTE, Moved(staged))
     rows = [published(0, -1), published(1, -HOUR), published(2, -3 * HOUR), published(3, HOUR)]
     assert left(rest, *rows) == {0: -1, 1: -HOUR, 3: MINUTE}
 
@@ -138,10 +138,10 @@ def test_occurrence_that_the_newest_batch_left_of_a_message_that_it_read_is_left
     below_ms = None if below_s is None else CLOCK_MS + below_s * 1_000
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, CLOCK_MS, CLOCK_MS + 45_000, {}, READ, clock_ms=CLOCK_MS)
     last = OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
-    handed_over = HandedOver((Progress(span, 3, last, 3, below_ms),))
+    staged = StagedMessages((Progress(span, 3, last, 3, below_ms),))
     policy = DelayPolicy(repeats=True)
     settings = some_batch_settings(shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=policy)
-    rest = Rest(handed_over, {}, {}, {}, settings, CLOCK_MS, Moved(handed_over))
+    rest = Rest(staged, {}, {}, {}, settings, CLOCK_MS, Moved(staged))
     record = {"offset": 4, "timestamp_ms": CLOCK_MS, "headers": headers(("delayline-repeat", b"every 10s"))}
     (row,) = rows_left(rest, record)
     (waiting,) = waiting_in(pa.Table.from_pylist([row], schema=MESSAGE_SCHEMA))
@@ -160,11 +160,11 @@ def test_a_schedule_continues_from_its_record_if_the_table_has_lost_it(
     previous_ms = CLOCK_MS + previous_s * 1_000
     span = BatchSpan(CheckpointOrigin("c", 1, 1), 7, previous_ms, CLOCK_MS + 90_000, READ, READ)
     last = None if last_s is None else OrderKey(CLOCK_MS + last_s * 1_000, TOPIC, 0, 9)
-    handed_over = HandedOver((Progress(span, 3, last, 3, in_table=InTable(6)),))
+    staged = StagedMessages((Progress(span, 3, last, 3, in_table=InTable(6)),))
     settings = some_batch_settings(
         shard_keys=(7,), partitions=PARTITIONS | {RESULTS: 1}, policy=DelayPolicy(repeats=True)
     )
-    intact = Rest(handed_over, {}, {}, {}, settings, CLOCK_MS, Moved(handed_over))
+    intact = Rest(staged, {}, {}, {}, settings, CLOCK_MS, Moved(staged))
     row = {"offset": 4, "timestamp_ms": CLOCK_MS, "headers": headers(("delayline-repeat", b"every 10s"))}
     ended = {
         **row,

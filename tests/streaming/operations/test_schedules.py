@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.checkpoint.handed_over import HandedOver
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan, InTable, Progress
+from state.checkpoint.staged import StagedMessages
 from state.message_ids import ID
 from state.order import OrderKey
 from state.repeats.schedule import ALL, MISSED, NONE, ONE
 from state.repeats.waiting import waiting_in
 from state.shards import by_shard
-from streaming.checkpoint.handover import writer_of_birth, writer_of_following, writer_of_repair
+from streaming.checkpoint.switch_over import writer_of_birth, writer_of_following, writer_of_repair
 from streaming.operations import schedules
 from streaming.operations.schedules import Superseded, lacks_following
 from tests.streaming.operations.schedule_job import (
@@ -52,13 +52,13 @@ def test_one_occurrence_waits_after_each_rebuild(
     messages = published(ONE, ALL, NONE, ALL, NONE, most=most)
     job = Job(replace(SETTINGS, group_bytes=group_bytes), table=[(0, messages)])
     clock_ms = START_MS
-    for passed_s, ahead_s, staged, other in steps:
+    for passed_s, ahead_s, cut, other in steps:
         clock_ms += passed_s * SECOND
         job.run(clock_ms, ahead_s * SECOND, None, other)
         check(job, messages, most=most)
         clock_ms += passed_s * SECOND
-        job.run(clock_ms, ahead_s * SECOND, staged, other)
-        if staged is not None:
+        job.run(clock_ms, ahead_s * SECOND, cut, other)
+        if cut is not None:
             job.rebuild()
         check(job, messages, most=most)
 
@@ -143,11 +143,11 @@ def test_a_table_lacks_what_followed_if_markers_know_more_or_it_was_repaired(
     stored: int | None, followed: int | None, repaired: bool, lacks: bool
 ) -> None:
     span = BatchSpan(CheckpointOrigin("c", 1, 2), 9)
-    handed_over = HandedOver((Progress(span, in_table=InTable(7, 3)), Progress(span, in_table=InTable(5, 6))))
+    staged = StagedMessages((Progress(span, in_table=InTable(7, 3)), Progress(span, in_table=InTable(5, 6))))
     versions = {"c": stored, writer_of_following("c"): followed}.get
     store = SimpleNamespace(newest_of=versions, is_fenced={writer_of_repair("c"): repaired}.get)
-    assert lacks_following(cast(Any, store), handed_over) == lacks
-    new = HandedOver((Progress(span),))
+    assert lacks_following(cast(Any, store), staged) == lacks
+    new = StagedMessages((Progress(span),))
     assert not lacks_following(cast(Any, SimpleNamespace(newest_of=lambda _: None, is_fenced=lambda _: False)), new)
 
 
@@ -156,7 +156,7 @@ def test_a_copy_from_before_a_checkpoint_replaced_another_lacks_what_followed(
     first_bucket: int, generation: int, lacks: bool
 ) -> None:
     """Even before a batch of the checkpoint has stored following occurrences. A fresh one has a new generation too."""
-    new = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", generation, 1, first_bucket))),))
+    new = StagedMessages((Progress(BatchSpan(CheckpointOrigin("c", generation, 1, first_bucket))),))
     fences: dict[str, bool] = {}
     store = cast(Any, SimpleNamespace(newest_of=lambda _: None, is_fenced=lambda writer: fences.get(writer, False)))
     assert lacks_following(store, new) == lacks
@@ -174,7 +174,7 @@ def test_a_restored_schedule_goes_on_with_what_the_bound_of_the_last_batch_of_it
     markers = Progress(bounded, 1, last, 1, START_MS + 50 * SECOND), Progress(newest, 1, other)
 
     def numbers(*markers: Progress) -> list[set[int]]:
-        left = schedules._left_of_lost(HandedOver(markers), messages)
+        left = schedules._left_of_lost(StagedMessages(markers), messages)
         return [{each.occurrence.number for each in waiting_in(own)} for _, own in by_shard(left, SHARDS)]
 
     assert numbers(*markers) == [{5}, {13}]

@@ -18,7 +18,7 @@ from sinks.internal_topics.lease import HeldLease
 from sinks.internal_topics.progress import announce_origin
 from state.checkpoint.origin import CheckpointOrigin
 from streaming.checkpoint.checkpoint import Checkpoint
-from streaming.checkpoint.handover import rest_bucket
+from streaming.checkpoint.switch_over import rest_bucket
 from streaming.operations import rebuild, rescale
 from streaming.storage import guarded_log
 from tests.streaming.crashed_holder import lease_after_a_crash, must_fence

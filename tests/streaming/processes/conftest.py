@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from conf.failpoints import ROOT_VARIABLE
 from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
-from sinks.ready_log.hand_over import hand_over
-from sinks.ready_log.writer import HandOverPlan
+from sinks.ready_log.stage import stage
+from sinks.ready_log.writer import StagingPlan
 from sinks.release.process import ReleaseProcess
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.progress import BatchSpan
@@ -24,7 +24,7 @@ from streaming.local.broker import EmbeddedBroker
 from tests.messages import messages
 from tests.sinks.committed_records import committed
 
-HandOver = Callable[..., None]
+Stage = Callable[..., None]
 Released = Callable[[], list[int]]
 
 
@@ -58,18 +58,18 @@ def releasing(settings: Settings) -> Iterator[ReleaseProcess]:
 
 
 @pytest.fixture
-def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver:
-    """A function that stages a batch of messages with these due times (epoch ms): `handed_over(1, 2, shard=1)`.
+def staged(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A function that stages a batch of messages with these due times (epoch ms): `staged(1, 2, shard=1)`.
 
     `more` are columns of these messages.
     """
-    monkeypatch.setattr("sinks.ready_log.hand_over._open_writers", {})
+    monkeypatch.setattr("sinks.ready_log.stage._open_writers", {})
     batches = 0
 
     def write(*dues: int, shard: int = 0, **more: Any) -> None:
         nonlocal batches
         batches += 1
-        plan = HandOverPlan(
+        plan = StagingPlan(
             application_id=prepared.application_id,
             batch=BatchSpan(CheckpointOrigin("c", 1, 2), batches),
             clock_ms=0,
@@ -86,7 +86,7 @@ def handed_over(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> HandOver
             {"offset": 1_000 * batches + n, "deliver_at_ms": due, "output_topic": prepared.topics.output, **more}
             for n, due in enumerate(dues)
         )
-        hand_over(plan, shard, iter([messages(rows)]))
+        stage(plan, shard, iter([messages(rows)]))
 
     return write
 

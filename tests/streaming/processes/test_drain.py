@@ -21,7 +21,7 @@ from streaming.processes.restarts import Pauses
 from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
-from tests.streaming.processes.conftest import HandOver, Released, delete_records
+from tests.streaming.processes.conftest import Released, Stage, delete_records
 
 
 def test_without_messages_no_process_is_started(prepared: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +60,12 @@ def test_its_process_takes_no_address_that_a_release_process_of_this_host_may_ha
 
 @pytest.mark.takes(13)
 def test_all_messages_of_all_shards_are_released_when_they_are_due(
-    prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
+    prepared: Settings, staged: Stage, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     due_ms = time.time_ns() // 1_000_000 + 8_000
-    handed_over(1, 2, due_ms)
-    handed_over(3, shard=1)
+    staged(1, 2, due_ms)
+    staged(3, shard=1)
     # A commit is done before it is seen in all partitions.
     assert_eventually(lambda: left_to_release(prepared) == {0: 3, 1: 1}, 60)
     drain(prepared)
@@ -81,15 +81,15 @@ def test_all_messages_of_all_shards_are_released_when_they_are_due(
 @pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_cancel_that_takes_out_two_messages_with_one_id_leaves_nothing_to_wait_for(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
     due_ms = time.time_ns() // 1_000_000 + 20_000
     # As after an input topic was created again.
-    handed_over(due_ms, offset=7)
-    handed_over(due_ms + 1, offset=7)
+    staged(due_ms, offset=7)
+    staged(due_ms + 1, offset=7)
     request = Undecided(due_ms + 1_000, due_ms - 20_000, 2, 0)
     results = prepared.results_topic
-    handed_over(1, kind=REQUEST, output_topic=results, key=b"delayline-in/0/7", value=request.to_bytes())
+    staged(1, kind=REQUEST, output_topic=results, key=b"delayline-in/0/7", value=request.to_bytes())
     drain(prepared)
     assert released() == []
     assert unreleased_shards(prepared) == []
@@ -98,22 +98,22 @@ def test_a_cancel_that_takes_out_two_messages_with_one_id_leaves_nothing_to_wait
 @pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_log_that_is_deleted_to_its_end_when_all_is_released_is_no_loss(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
-    handed_over(1)
+    staged(1)
     drain(prepared)
     assert delete_records(prepared, prepared.ready_topic, 0) > 1
     assert unreleased_shards(prepared) == []
-    handed_over(2)
+    staged(2)
     drain(prepared)
     assert released() == [1, 2]
 
 
 @pytest.mark.takes(8)
 def test_a_transaction_that_is_open_or_was_aborted_holds_nothing_back_once_it_is_ended(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
-    handed_over(1)
+    staged(1)
     servers = prepared.kafka.bootstrap_servers
     writer = Producer({"bootstrap.servers": servers, "transactional.id": prepared.application_id})
     writer.init_transactions(30)
@@ -126,18 +126,18 @@ def test_a_transaction_that_is_open_or_was_aborted_holds_nothing_back_once_it_is
         assert unreleased_shards(prepared) == [0]
         writer.abort_transaction()
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
-        handed_over(2)
+        staged(2)
         assert_eventually(lambda: released() == [1, 2], 60)
         processes.check()
 
 
 @pytest.mark.thorough
 @pytest.mark.takes(6)
-def test_other_release_processes_may_take_part(prepared: Settings, handed_over: HandOver, released: Released) -> None:
-    handed_over(1)
+def test_other_release_processes_may_take_part(prepared: Settings, staged: Stage, released: Released) -> None:
+    staged(1)
     with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
-        handed_over(2, shard=1)
+        staged(2, shard=1)
         drain(prepared)
     assert sorted(released()) == [1, 2]
 
@@ -147,8 +147,8 @@ def test_an_application_without_topics_is_refused_or_has_nothing(make_settings: 
 
 
 @pytest.mark.takes(8)
-def test_the_error_of_its_process_is_raised(prepared: Settings, handed_over: HandOver) -> None:
-    handed_over(1)
+def test_the_error_of_its_process_is_raised(prepared: Settings, staged: Stage) -> None:
+    staged(1)
     other = prepared.model_copy(update={"topics": prepared.topics.model_copy(update={"output": "nowhere"})})
     with pytest.raises(TopicMissing, match="nowhere"):
         drain(other, Pauses(longest_s=0.1))

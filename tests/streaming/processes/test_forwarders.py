@@ -29,7 +29,7 @@ from streaming.processes.supervised import _Supervision
 from streaming.processes.supervisor import Processes
 from tests.eventually import assert_eventually
 from tests.processes import runs
-from tests.streaming.processes.conftest import HandOver, Released
+from tests.streaming.processes.conftest import Released, Stage
 
 _START_S = 60.0
 _MEMBER = f"{socket.gethostname()}-job-forward-0"
@@ -67,10 +67,10 @@ def forwarders(settings: Settings) -> list[str]:
 
 @pytest.mark.takes(20)
 def test_a_forwarder_runs_beside_a_release_process_and_one_spare_process_serves_for_both(
-    prepared: Settings, both: Processes, handed_over: HandOver, released: Released
+    prepared: Settings, both: Processes, staged: Stage, released: Released
 ) -> None:
     assert_eventually(lambda: forwarders(prepared) == [_MEMBER], _START_S)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     for kind in (Kind.FORWARD, Kind.RELEASE):
         assert_eventually(lambda: both._spare is not None, _START_S)
@@ -81,7 +81,7 @@ def test_a_forwarder_runs_beside_a_release_process_and_one_spare_process_serves_
         os.kill(pid, signal.SIGKILL)
         assert_eventually(lambda: both.pids_of(kind) == [spare.pid], _START_S)  # noqa: B023
         assert_eventually(lambda: spare.name() == kind.comm, _START_S)  # noqa: B023
-    handed_over(2)
+    staged(2)
     assert_eventually(lambda: released() == [1, 2], _START_S)
     assert_eventually(lambda: forwarders(prepared) == [_MEMBER], _START_S)
     both.check()
@@ -95,7 +95,7 @@ def test_a_forwarder_runs_beside_a_release_process_and_one_spare_process_serves_
 @pytest.mark.takes(15)
 def test_a_forwarder_that_fails_again_and_again_ends_no_command(
     prepared: Settings,
-    handed_over: HandOver,
+    staged: Stage,
     released: Released,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -107,7 +107,7 @@ def test_a_forwarder_that_fails_again_and_again_ends_no_command(
         assert "forwarder" in caplog.text
         assert "failpoint lanes-assigned" in caplog.text
         processes.check()
-        handed_over(1)
+        staged(1)
         assert_eventually(lambda: released() == [1], _START_S)
 
 

@@ -22,12 +22,12 @@ from streaming.operations.ready_log import RepairedShard, repair_ready_log
 from streaming.processes.drain import left_to_release, unreleased_shards
 from tests.eventually import assert_eventually
 from tests.messages import messages
-from tests.streaming.processes.conftest import HandOver, Released, delete_records, releasing
+from tests.streaming.processes.conftest import Released, Stage, delete_records, releasing
 
 
 @pytest.mark.takes(12)
 def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_on(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
     def forward(*dues: int) -> None:
         rows = (
@@ -43,8 +43,8 @@ def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_o
         assert_eventually(lambda: released() == [1], 60)
         # Those of the near log count once they are taken in.
         assert_eventually(lambda: left_to_release(prepared).get(0) == 2, 60)
-    handed_over(2)
-    handed_over(3)
+    staged(2)
+    staged(3)
     forward(4)
     delete_records(prepared, prepared.near_topic, 0, 1)
     (repaired,) = repair_ready_log(prepared)
@@ -59,20 +59,20 @@ def test_a_near_log_that_lost_what_was_read_is_repaired_and_the_ready_log_goes_o
 
 @pytest.mark.takes(12)
 def test_records_that_cannot_be_read_are_skipped_by_a_repair_and_all_others_are_released(
-    prepared: Settings, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+    prepared: Settings, staged: Stage, released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(messages: Any, batch: int) -> tuple[bytes, RecordHeaders]:
         return b"{}", chunk_record(messages, batch)[1]
 
     with releasing(prepared):
-        handed_over(1)
+        staged(1)
         assert_eventually(lambda: released() == [1], 60)
-    handed_over(2)
+    staged(2)
     with monkeypatch.context() as patch:
         patch.setattr("sinks.ready_log.writer.chunk_record", damaged)
-        handed_over(3, 4)
-        handed_over(3, 4)
-    handed_over(5)
+        staged(3, 4)
+        staged(3, 4)
+    staged(5)
     producer = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers})
     producer.produce(prepared.near_topic, b"", None, 0, headers=[("delayline-chunk", b"{}")])
     value, headers = chunk_record(messages([{"deliver_at_ms": 6, "output_topic": prepared.topics.output}]))
@@ -98,10 +98,10 @@ def test_records_that_cannot_be_read_are_skipped_by_a_repair_and_all_others_are_
 @pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
-    handed_over(1)
-    handed_over(2)
+    staged(1)
+    staged(2)
     # As a release process does that has released the first one.
     delete_records(prepared, prepared.ready_topic, 0, 1)
     (repaired,) = repair_ready_log(prepared)
@@ -116,7 +116,7 @@ def test_a_repair_after_the_loss_of_the_position_does_not_know_what_is_lost(
 @pytest.mark.thorough
 @pytest.mark.takes(8)
 def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_repaired(
-    prepared: Settings, handed_over: HandOver, monkeypatch: pytest.MonkeyPatch
+    prepared: Settings, staged: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FirstShardOnly(LogReader):
         def __init__(self, settings: Settings, options: Mapping[str, str], shard: int, at: Position | None) -> None:
@@ -125,7 +125,7 @@ def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_re
             super().__init__(settings, options, shard, at)
 
     for shard in (0, 1):
-        handed_over(1, shard=shard)
+        staged(1, shard=shard)
         delete_records(prepared, prepared.ready_topic, shard)
     told: list[RepairedShard] = []
     with monkeypatch.context() as patch:
@@ -137,10 +137,10 @@ def test_a_repair_that_fails_half_way_has_told_the_loss_of_each_shard_that_it_re
 
 @pytest.mark.takes(8)
 def test_a_repair_names_a_topic_that_was_created_again_and_filled_of_which_all_is_released(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
-    handed_over(1)
-    handed_over(2)
+    staged(1)
+    staged(2)
     before = LogPosition("the-topic-before", taken_in=3, lowest=2)
     producer = Producer({"bootstrap.servers": prepared.kafka.bootstrap_servers})
     position = Position(before, before, OrderKey(5, "in", 0, 0), released=1)

@@ -20,7 +20,7 @@ from streaming.processes.meeting_place import meeting_place
 from streaming.processes.supervisor import Processes
 from tests.eventually import assert_eventually
 from tests.processes import runs
-from tests.streaming.processes.conftest import HandOver, Released
+from tests.streaming.processes.conftest import Released, Stage
 from tests.thorough import some_thorough
 
 # A process starts in two seconds; on a busy machine it takes far longer.
@@ -84,17 +84,17 @@ def _now_ms() -> int:
 @pytest.mark.parametrize("comes", some_thorough(["before its command is killed", "after that"], always=["after that"]))
 def test_sigterm_ends_a_process_whose_command_was_killed(
     prepared: Settings,
-    handed_over: HandOver,
+    staged: Stage,
     released: Released,
     start_command: StartCommand,
     tmp_path: Path,
     comes: str,
 ) -> None:
     command, orphan = start_command(prepared)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     # Otherwise it would wait for that.
-    handed_over(_now_ms() + 3_600_000)
+    staged(_now_ms() + 3_600_000)
     if comes == "after that":
         _leave_orphan(prepared, command)
         orphan.terminate()
@@ -107,16 +107,16 @@ def test_sigterm_ends_a_process_whose_command_was_killed(
 
 
 @pytest.mark.takes(15)
-def test_an_orphan_releases_what_is_handed_over_and_ends(
-    prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand, tmp_path: Path
+def test_an_orphan_releases_what_is_staged_and_ends(
+    prepared: Settings, staged: Stage, released: Released, start_command: StartCommand, tmp_path: Path
 ) -> None:
     # test_forwarders tests how long it continues next to a forwarder.
     alone = prepared.model_copy(update={"forward": prepared.forward.model_copy(update={"processes": 0})})
     command, orphan = start_command(alone)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     due_ms = _now_ms() + 4_000
-    handed_over(due_ms)
+    staged(due_ms)
     command.kill()
     command.wait()
     assert_eventually(lambda: released() == [1, due_ms], _START_S)
@@ -130,16 +130,16 @@ def test_an_orphan_releases_what_is_handed_over_and_ends(
 
 @pytest.mark.takes(20)
 def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
-    prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
+    prepared: Settings, staged: Stage, released: Released, start_command: StartCommand
 ) -> None:
     command, orphan = start_command(prepared)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     for due in (2, 3):
         _leave_orphan(prepared, command)
         command, same = start_command(prepared)
         assert same == orphan
-        handed_over(due)
+        staged(due)
         assert_eventually(lambda: released()[-1] == due, _START_S)  # noqa: B023
     command.terminate()
     assert command.wait(_START_S) == 0
@@ -150,10 +150,10 @@ def test_the_next_command_goes_on_with_an_orphan_and_ends_it(
 @pytest.mark.thorough
 @pytest.mark.takes(20)
 def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_is_killed(
-    prepared: Settings, handed_over: HandOver, released: Released, start_command: StartCommand
+    prepared: Settings, staged: Stage, released: Released, start_command: StartCommand
 ) -> None:
     command, orphan = start_command(prepared)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     _leave_orphan(prepared, command)
     with Processes(prepared, {Kind.RELEASE: 1}) as processes:
@@ -161,7 +161,7 @@ def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_i
         assert processes.pids == [orphan.pid]
         orphan.kill()
         assert_eventually(lambda: processes.pids not in ([], [orphan.pid]), _START_S)
-        handed_over(2)
+        staged(2)
         assert_eventually(lambda: released() == [1, 2], _START_S)
         processes.check()
 
@@ -170,14 +170,14 @@ def test_an_orphan_that_the_next_command_goes_on_with_is_started_again_when_it_i
 @pytest.mark.parametrize("difference", some_thorough(["settings", "code", "it is stopped"], always=["settings"]))
 def test_an_orphan_that_does_other_work_or_none_is_replaced(
     prepared: Settings,
-    handed_over: HandOver,
+    staged: Stage,
     released: Released,
     start_command: StartCommand,
     monkeypatch: pytest.MonkeyPatch,
     difference: str,
 ) -> None:
     command, orphan = start_command(prepared)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     command.kill()
     command.wait()
@@ -194,6 +194,6 @@ def test_an_orphan_that_does_other_work_or_none_is_replaced(
         assert processes.pids != [orphan.pid]
         orphan.resume()
         assert_eventually(lambda: not runs(orphan), _START_S)
-        handed_over(2)
+        staged(2)
         assert_eventually(lambda: released() == [1, 2], _START_S)
         processes.check()

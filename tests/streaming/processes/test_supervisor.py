@@ -29,7 +29,7 @@ from streaming.processes.supervisor import Processes
 from tests.conftest import MakeSettings
 from tests.eventually import assert_eventually
 from tests.processes import runs
-from tests.streaming.processes.conftest import HandOver, Released
+from tests.streaming.processes.conftest import Released, Stage
 
 # A process starts in two seconds; on a busy machine it takes far longer.
 _START_S = 60.0
@@ -45,16 +45,16 @@ def _has_error(processes: Processes) -> bool:
 
 
 @pytest.mark.takes(8)
-def test_processes_release_what_is_handed_over_and_end_with_the_command(
-    prepared: Settings, handed_over: HandOver, released: Released
+def test_processes_release_what_is_staged_and_end_with_the_command(
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
-    handed_over(1, 2)
+    staged(1, 2)
     with Processes(prepared, {Kind.RELEASE: 2}) as processes:
         processes.start()
         started = [psutil.Process(pid) for pid in processes.pids]
         assert len(started) == 2
         assert_eventually(lambda: released() == [1, 2], _START_S)
-        handed_over(3, shard=1)
+        staged(3, shard=1)
         assert_eventually(lambda: released() == [1, 2, 3], _START_S)
         processes.check()
     assert not any(map(runs, started))
@@ -79,14 +79,14 @@ def test_processes_have_the_priority_from_before_the_command_gave_way(prepared: 
 
 @pytest.mark.takes(15)
 def test_a_process_whose_address_another_one_has_releases_all_the_same_and_answers_once_it_is_free(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         monitor = prepared.monitor.model_copy(update={"release": address})
         with Processes(prepared.model_copy(update={"monitor": monitor}), {Kind.RELEASE: 1}) as processes:
             processes.start()
-            handed_over(1)
+            staged(1)
             assert_eventually(lambda: released() == [1], _START_S)
             processes.check()
             pids = processes.pids
@@ -104,16 +104,16 @@ def test_a_process_whose_address_another_one_has_releases_all_the_same_and_answe
 
 @pytest.mark.takes(10)
 def test_a_killed_process_is_started_again(
-    prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
+    prepared: Settings, staged: Stage, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handed_over(1)
+    staged(1)
     with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         assert_eventually(lambda: released() == [1], _START_S)
         (first,) = processes.pids
         os.kill(first, signal.SIGKILL)
         assert_eventually(lambda: processes.pids not in ([], [first]), _START_S)
-        handed_over(2)
+        staged(2)
         assert_eventually(lambda: released() == [1, 2], _START_S)
         processes.check()
     assert "ended with signal 9" in caplog.text
@@ -197,15 +197,15 @@ def _killed(processes: Processes) -> int:
 
 @pytest.mark.takes(15)
 def test_a_spare_process_takes_the_place_of_one_that_is_killed(
-    one: Processes, handed_over: HandOver, released: Released
+    one: Processes, staged: Stage, released: Released
 ) -> None:
     spare = _spare_of(one)
     assert_eventually(lambda: spare.name() == SPARE, _START_S)
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     _killed(one)
     assert_eventually(lambda: one.pids == [spare.pid], _START_S)
-    handed_over(2)
+    staged(2)
     assert_eventually(lambda: released() == [1, 2], _START_S)
     assert spare.name() != SPARE
     # One that is killed while it waits is replaced as well.
@@ -220,23 +220,23 @@ def test_a_spare_process_takes_the_place_of_one_that_is_killed(
 @pytest.mark.thorough
 @pytest.mark.takes(10)
 def test_a_spare_process_of_other_code_takes_no_ones_place(
-    one: Processes, handed_over: HandOver, released: Released, monkeypatch: pytest.MonkeyPatch
+    one: Processes, staged: Stage, released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare = _spare_of(one)
     monkeypatch.setattr(supervisor, "code_now", lambda: "another version")
     first = _killed(one)
     assert_eventually(lambda: one.pids not in ([], [first]), _START_S)
     assert one.pids != [spare.pid]
-    handed_over(1)
+    staged(1)
     assert_eventually(lambda: released() == [1], _START_S)
     one.check()
 
 
 @pytest.mark.takes(15)
 def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_error(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
-    handed_over(1)
+    staged(1)
     with Processes(prepared, {Kind.RELEASE: 1}) as first:
         first.start()
         assert_eventually(lambda: released() == [1], _START_S)
@@ -246,24 +246,24 @@ def test_a_second_command_takes_the_place_of_the_first_for_which_that_is_no_erro
             first.check()
             # Otherwise it would try again after a while.
             first.close()
-            handed_over(2)
+            staged(2)
             assert_eventually(lambda: released() == [1, 2], _START_S)
             second.check()
 
 
 @pytest.mark.takes(10)
 def test_sigterm_does_not_end_a_process_before_its_command_does(
-    prepared: Settings, handed_over: HandOver, released: Released, caplog: pytest.LogCaptureFixture
+    prepared: Settings, staged: Stage, released: Released, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Processes(prepared, {Kind.RELEASE: 1}) as processes:
         processes.start()
         (pid,) = processes.pids
         # While it starts, and when it releases.
         os.kill(pid, signal.SIGTERM)
-        handed_over(1)
+        staged(1)
         assert_eventually(lambda: released() == [1], _START_S)
         os.kill(pid, signal.SIGTERM)
-        handed_over(2)
+        staged(2)
         assert_eventually(lambda: released() == [1, 2], _START_S)
         assert processes.pids == [pid]
         process = psutil.Process(pid)

@@ -13,26 +13,26 @@ from streaming.local.broker import EmbeddedBroker
 from streaming.operations.ready_log import repair_ready_log
 from streaming.processes.drain import unreleased_shards
 from tests.eventually import assert_eventually
-from tests.streaming.processes.conftest import HandOver, Released, delete_records, releasing
+from tests.streaming.processes.conftest import Released, Stage, delete_records, releasing
 
 
 @pytest.mark.thorough
 @pytest.mark.takes(12)
 def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
     ensure_shards(prepared, 4)
     with releasing(prepared) as process:
-        handed_over(1)
+        staged(1)
         assert_eventually(lambda: released() == [1], 60)
         assert process.shards.keys() == process.assigned == {0, 1}
         # As if this process had older settings than the job.
-        handed_over(2, shard=3)
+        staged(2, shard=3)
         assert_eventually(lambda: released() == [1, 2], 60)
         assert process.shards.keys() == process.assigned == {0, 1, 3}
         assert_eventually(lambda: unreleased_shards(prepared) == [], 60)
     with releasing(prepared) as process:
-        handed_over(3)
+        staged(3)
         assert_eventually(lambda: released() == [1, 2, 3], 60)
         assert process.shards.keys() == process.assigned == {0, 1}
 
@@ -40,11 +40,11 @@ def test_shards_beyond_those_of_the_job_are_opened_only_for_what_lies_there(
 @pytest.mark.thorough
 @pytest.mark.takes(12)
 def test_a_lost_log_of_a_shard_beyond_those_of_the_job_is_repaired(
-    prepared: Settings, handed_over: HandOver, released: Released
+    prepared: Settings, staged: Stage, released: Released
 ) -> None:
     ensure_shards(prepared, 3)
-    handed_over(1, shard=2)
-    handed_over(2)
+    staged(1, shard=2)
+    staged(2)
     delete_records(prepared, prepared.ready_topic, 2)
     assert unreleased_shards(prepared) == [0, 2]
     # Nothing tells a shard that was never released from one that has lost its position.
@@ -68,7 +68,7 @@ def test_a_shard_whose_position_is_that_of_another_log_is_released_if_its_log_is
 
 @pytest.mark.takes(12)
 def test_a_shard_beyond_those_of_the_position_topic_ends_no_process(
-    prepared: Settings, handed_over: HandOver, released: Released, broker: EmbeddedBroker
+    prepared: Settings, staged: Stage, released: Released, broker: EmbeddedBroker
 ) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_partitions([NewPartitions(prepared.ready_topic, 4)])[prepared.ready_topic].result()
@@ -80,6 +80,6 @@ def test_a_shard_beyond_those_of_the_position_topic_ends_no_process(
     assert unreleased_shards(prepared) == []
     with releasing(prepared) as process:
         assert_eventually(lambda: process._surplus.keys() == {2, 3} and process._surplus[3].get(Log.READY, 0) > 0, 60)
-        handed_over(1)
+        staged(1)
         assert_eventually(lambda: released() == [1], 60)
         assert process.assigned == {0, 1}

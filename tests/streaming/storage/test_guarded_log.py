@@ -31,7 +31,7 @@ def store(spark: SparkSession, empty_table: Path, storage: Path) -> BucketTable:
     return table
 
 
-def test_an_upload_that_arrives_after_a_takeover_is_undone_before_anything_is_handed_over(
+def test_an_upload_that_arrives_after_a_takeover_is_undone_before_anything_is_staged(
     spark: SparkSession, storage: Path, store: BucketTable, tmp_path: Path
 ) -> None:
     stalled = StalledUpload(spark, storage, tmp_path / "elsewhere")

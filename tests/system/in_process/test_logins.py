@@ -1,4 +1,4 @@
-"""Each login goes through the whole service: the clients of Spark, hand-over and release, and of the commands."""
+"""Each login goes through the whole service: the clients of Spark, staging and release, and of the commands."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_order_holds_across_a_rescale_to_fewer_shards_and_a_rebuild(
 def _expect_the_rest_to_wait(job: JobInProcess, ledger: Ledger) -> None:
     """Assert that before the first batch of a new checkpoint, undelivered messages are shown to wait or are unread.
 
-    Messages that fall due meanwhile wait as long as no job runs. `rebuild` continues where the last hand-over had read
+    Messages that fall due meanwhile wait as long as no job runs. `rebuild` continues where the last staging had read
     to.
     """
     lines = job.command("peek", "--format", "json", "--limit", "10000").stdout.splitlines()

@@ -237,7 +237,7 @@ def test_what_a_shard_keeps_takes_the_place_of_what_it_kept_before() -> None:
     assert (waiting.count("a", 0), waiting.count("b", 0)) == (2, 0)
 
 
-def test_sealed_messages_count_until_they_are_handed_over() -> None:
+def test_sealed_messages_count_until_they_are_staged() -> None:
     waiting = WaitingMessages()
     waiting.add([sealed(1_000, 1_999, a=100, b=1), sealed(5_000, 5_000, a=7)])
     assert [waiting.count("a", cutoff_ms) for cutoff_ms in (0, 1_000, 1_500, 2_000, 5_000, 5_001)] == [

@@ -15,13 +15,13 @@ DUE_NOW, TOO_LATE = ("due-now", "made-due"), ("too-late", "released")
 class Model:
     """All messages, each in one place, and the holders of the names.
 
-    `waiting` and `handed_over` have due times, epoch ms. `recalled` has the cancelled messages that release processes
+    `waiting` and `staged` have due times, epoch ms. `recalled` has the cancelled messages that release processes
     have recalled, and `delivered` the messages that a batch has made due at once. `plans` has the messages that repeat,
     with the number of the occurrence that waits.
     """
 
     waiting: dict[MessageId, int] = field(default_factory=dict)
-    handed_over: dict[MessageId | Occurrence, int] = field(default_factory=dict)
+    staged: dict[MessageId | Occurrence, int] = field(default_factory=dict)
     out: set[MessageId | Occurrence] = field(default_factory=set)
     cancelled: set[MessageId] = field(default_factory=set)
     recalled: set[MessageId] = field(default_factory=set)
@@ -31,10 +31,10 @@ class Model:
 
     def release(self, now_ms: int) -> None:
         """Let staged messages that are due by `now_ms` come out."""
-        due = {each for each, due_ms in self.handed_over.items() if due_ms <= now_ms}
+        due = {each for each, due_ms in self.staged.items() if due_ms <= now_ms}
         self.out |= due
         for each in due:
-            del self.handed_over[each]
+            del self.staged[each]
 
     def batch(
         self, records: Iterable[Record], read: set[MessageId], clock_ms: int, previous_ms: int, cutoff_ms: int
@@ -68,7 +68,7 @@ class Model:
                 self.waiting.pop(each, None)
                 self.delivered.discard(each)
                 self.cancelled.add(each)
-        self.handed_over |= {
+        self.staged |= {
             about: min(waited[about], clock_ms + 1, cutoff_ms - 1) for about in first if about in self.delivered
         }
         # Release processes recall messages for this batch only after it has decided.
@@ -96,7 +96,7 @@ class Model:
             elif about in self.delivered and is_accepted is not False:
                 answers[request] = Answer(about, *(DUE_NOW if delivers else TOO_LATE), is_accepted)
             elif about in self.delivered:
-                answers[request] = Answer(about, "unknown", "handed-over", is_accepted)
+                answers[request] = Answer(about, "unknown", "staged", is_accepted)
             elif is_gone and (own is None or own.condition != "waiting"):
                 answers[request] = Answer(about, *self._recall(about, sent, delivers), is_accepted)
             else:
@@ -107,7 +107,7 @@ class Model:
                 if each in self.plans:
                     self._repeat(each, due_ms, clock_ms, cutoff_ms)
                 else:
-                    self.handed_over[each] = due_ms
+                    self.staged[each] = due_ms
         return answers
 
     def _repeat(self, each: MessageId, due_ms: int, clock_ms: int, cutoff_ms: int) -> None:
@@ -118,7 +118,7 @@ class Model:
             if at_ms >= cutoff_ms:
                 self.plans[each], self.waiting[each] = (plan, number), at_ms
                 break
-            self.handed_over[(*each, number)] = at_ms
+            self.staged[(*each, number)] = at_ms
         for name, holder in self.names.items():
             if holder.id == each:
                 self.names[name] = holder._replace(due_ms=due_ms)
@@ -204,7 +204,7 @@ class Model:
         if about is None:
             return "no-such-name"
         if is_gone:
-            return "handed-over"
+            return "staged"
         return "no-input-topic" if about[0] == "other" else "not-read"
 
     def _recall(self, about: MessageId | None, sent: set[MessageId], delivers: bool) -> tuple[str, str]:
@@ -212,8 +212,8 @@ class Model:
 
         `sent` are the messages that they have released at once for this batch.
         """
-        if about in self.handed_over:
-            del self.handed_over[about]
+        if about in self.staged:
+            del self.staged[about]
             if delivers:
                 self.out.add(about)
                 sent.add(about)

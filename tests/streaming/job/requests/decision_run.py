@@ -63,7 +63,7 @@ class Run:
         assert more.keys() <= by_name
         for request, answer in expected.items():
             assert answers[request] == answer, (request, answers[request], answer)
-        assert self.service.ready == self.model.handed_over
+        assert self.service.ready == self.model.staged
         assert set(self.service.came_out) == self.model.out
         self._requests |= answers
         if step.then == "rescaled":

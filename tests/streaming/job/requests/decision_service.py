@@ -30,7 +30,7 @@ from state.names import NAMED_SCHEMA, name_rows
 from state.reasons import Reason
 from state.repeats.occurrences import OccurrenceRows
 from state.shards import by_shard
-from streaming.checkpoint.handover import writer_of_following
+from streaming.checkpoint.switch_over import writer_of_following
 from streaming.job.requests.decision import Decision
 from streaming.job.requests.desk import RequestDesk
 from streaming.job.requests.moved_rows import check_moved, with_moves
@@ -76,7 +76,7 @@ class Service:
         if step.then == "killed after it is stored":
             decision = self._decided_again(decision, output, span, clock_ms)
             assert due_in(self._moved(output, decision, span)) == due_in(moved), "a replay hands over the same"
-        answers, repeating = self._hand_over(moved, decision, span)
+        answers, repeating = self._stage(moved, decision, span)
         names = self._occur(repeating, span, clock_ms)
         if step.then == "killed at the end":
             decision = self._decided_again(decision, output, span, clock_ms)
@@ -189,7 +189,7 @@ class Service:
         as_stored = stored_rows(BATCH_SETTINGS.index_precision_bits)
         return pa.Table.from_batches(as_stored(of_kind.to_batches()), STORED_SCHEMA)
 
-    def _hand_over(
+    def _stage(
         self, output: pa.Table, decision: Decision, span: BatchSpan
     ) -> tuple[dict[MessageId, Answer], list[pa.Table]]:
         """Stage the due messages, and return the answers, and those messages that repeat."""
@@ -207,11 +207,11 @@ class Service:
                 elif row["kind"] == DEAD_LETTER:
                     self.came_out.append(identity)
                 else:
-                    self._hand_over_one(identity, row["deliver_at_ms"])
+                    self._stage_one(identity, row["deliver_at_ms"])
         gone = cancelled_until(self.table, span.bucket)
         for bucket, messages in self.sealed.items():
             due = pc.field("deliver_at_ms")
-            in_range = (due >= span.handed_over_below_ms) & (due < span.cutoff_ms)
+            in_range = (due >= span.staged_below_ms) & (due < span.cutoff_ms)
             own = messages.filter(in_range)
             for at, row in enumerate(own.to_pylist()):
                 identity, due_ms = (row["topic"], row["partition"], row["offset"]), row["deliver_at_ms"]
@@ -221,7 +221,7 @@ class Service:
                 if row["kind"] == REPEATING:
                     repeating.append(own.slice(at, 1))
                 else:
-                    self._hand_over_one(identity, due_ms)
+                    self._stage_one(identity, due_ms)
         return answers, repeating
 
     def _answered(self, answers: dict[MessageId, Answer]) -> dict[MessageId, Answer]:
@@ -246,7 +246,7 @@ class Service:
         for row in (row for each in rows if each["kind"] == DUE for row in decode_chunk(each["chunk"]).to_pylist()):
             assert row["kind"] == OCCURRENCE
             number = int(row["headers"][-1]["value"])
-            self._hand_over_one((*(row[name] for name in ID), number), row["deliver_at_ms"])
+            self._stage_one((*(row[name] for name in ID), number), row["deliver_at_ms"])
         stored = self._sealed(pa.Table.from_pylist(rows, schema=SHARD_OUTPUT_SCHEMA), span.bucket)
         following = pa.concat_tables([stored, name_rows(named, span.bucket)])
         if following.num_rows:
@@ -265,8 +265,8 @@ class Service:
             return "cancelled", "already-cancelled" if delivers else "recalled"
         return ("due-now", "made-due") if delivers and asked in sent else ("too-late", "released")
 
-    def _hand_over_one(self, identity: MessageId | Occurrence, due_ms: int) -> None:
-        assert identity not in self.ready, "handed over once"
+    def _stage_one(self, identity: MessageId | Occurrence, due_ms: int) -> None:
+        assert identity not in self.ready, "staged once"
         self.ready[identity] = due_ms
 
     def _answer(self, row: dict[str, Any]) -> Answer:

@@ -68,7 +68,7 @@ def test_what_the_state_stage_took_out_is_cancelled_and_kept_until_it_would_be_d
     assert cancelled == [CancelledId((TOPIC, 0, 5), NEVER_MS, FOUND_MS)]
 
 
-def test_a_sealed_message_is_cancelled_if_it_is_not_handed_over_before_this_batch(store: Table) -> None:
+def test_a_sealed_message_is_cancelled_if_it_is_not_staged_before_this_batch(store: Table) -> None:
     # Slots of 16 ms and more: the index does not know whether 990 or 1,001 is below the cutoff before.
     seal(store, 3, _1=900, _2=990, _3=999, _4=1_000, _5=1_001, _6=1_499, _7=90_000)
     results, cancelled = decide(store, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -184,7 +184,7 @@ def test_a_refused_replacement_that_is_asked_for_in_the_same_batch_is_no_message
         assert {each.id[2] for each in each_of(decision.cancelled)} == {50, 51}
 
 
-def test_what_overflow_groups_hand_over_in_the_same_batch_is_cancelled_and_left_out(store: Table) -> None:
+def test_what_overflow_groups_stage_in_the_same_batch_is_cancelled_and_left_out(store: Table) -> None:
     rows: list[dict[str, Any]] = [
         {"offset": 7, "deliver_at_ms": 900},
         {"offset": 8, "deliver_at_ms": 900, "error_code": "bad", "output_topic": "delayline-dead-letter"},

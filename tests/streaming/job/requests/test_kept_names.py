@@ -55,7 +55,7 @@ def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store:
         assert decision.left_out[TOPIC, 0].tolist() == [50, 51]
         assert holders(decision) == {"new": 52}
         assert bool(answers) == wants_answer
-        assert decision.shows(PREVIOUS_MS), "the message that keeps its name may be handed over"
+        assert decision.shows(PREVIOUS_MS), "the message that keeps its name may be staged"
     kept_by = {"id": "delayline-in/0/1", "result": "kept", "reason": "name-kept", "why": Reason.NAME_KEPT.why}
     by_none = {"id": None, "result": "unknown", "reason": "no-such-name", "why": Reason.NO_SUCH_NAME.why}
     assert answers == {
@@ -68,7 +68,7 @@ def test_what_is_dropped_is_cancelled_and_answered_to_who_wants_an_answer(store:
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_what_is_handed_over_and_was_asked_for_keeps_no_name_in_later_batches(
+def test_what_is_staged_and_was_asked_for_keeps_no_name_in_later_batches(
     store: MemoryTable, recalled: list[MessageId], by_name: bool
 ) -> None:
     # Between the batch's clock and the cutoff before it.

@@ -74,7 +74,7 @@ def test_of_one_batch_only_the_last_message_of_a_name_comes_out(store: MemoryTab
     assert holders(decision) == {"a": 52}
 
 
-def test_an_ask_for_what_is_handed_over_goes_on_with_the_messages_id(store: MemoryTable) -> None:
+def test_an_ask_for_what_is_staged_goes_on_with_the_messages_id(store: MemoryTable) -> None:
     # Between the batch's clock and the cutoff before it.
     name(store, 4, a=(1, 900), b=(2, 900))
     answers, decision = decide(store, (50, "a", FAR_MS), (51, "b", None))
@@ -102,7 +102,7 @@ def test_what_a_lost_batch_has_stored_of_records_that_are_read_again_does_not_co
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_of_a_replay_as_much_is_handed_over_whatever_was_answered_since(
+def test_of_a_replay_as_much_is_staged_whatever_was_answered_since(
     store: MemoryTable, recalled: list[MessageId], has_answered: bool
 ) -> None:
     name(store, 4, a=(1, 900))

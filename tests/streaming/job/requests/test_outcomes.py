@@ -46,12 +46,12 @@ def test_what_was_cancelled_before_is_no_row_of_this_batch_and_what_nobody_asked
     assert outcome(outcomes, EARLY, LATE) == [Reason.WITHDRAWN, None]
 
 
-def test_what_is_open_at_the_end_waits_or_is_deleted_or_handed_over() -> None:
+def test_what_is_open_at_the_end_waits_or_is_deleted_or_staged() -> None:
     asked = [EARLY, LATE, OTHER, ("in", 0, 2)]
     outcomes = Outcomes(ids_of(asked), ENDS)
     outcomes.set(ids_of([OTHER]), Reason.WITHDRAWN)
     outcomes.close({("in", 0): 4, ("in", 1): 5}, ids_of([OTHER, ("in", 0, 2)]))
-    expected = [Reason.RECORD_DELETED, Reason.HANDED_OVER, Reason.WITHDRAWN, Reason.REPEATS]
+    expected = [Reason.RECORD_DELETED, Reason.STAGED, Reason.WITHDRAWN, Reason.REPEATS]
     assert outcome(outcomes, *asked) == expected
 
 

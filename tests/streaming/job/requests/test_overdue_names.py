@@ -90,7 +90,7 @@ def test_after_an_outage_what_is_overdue_and_waits_has_its_name() -> None:
     due_ms = PREVIOUS_MS + 5_000
     rows = Rows(a=(1, due_ms, due_ms), b=(2, due_ms, due_ms), c=(3, PREVIOUS_MS - 1, FAR_MS))
     names = found(rows, (50, "a", FAR_MS), (51, "b", None), (52, "c", None))
-    assert asked_in(names) == {50: 1, 51: 2, 52: -1}, "the last one is handed over, and due"
+    assert asked_in(names) == {50: 1, 51: 2, 52: -1}, "the last one is staged, and due"
     assert sorted(names.earlier.column("offset").to_pylist()) == [1, 2, 3]
 
 
@@ -130,5 +130,5 @@ def test_the_first_batch_cancels_by_name_what_a_rebuild_has_left_overdue(store: 
     first = span(0, 0, first_bucket=9, cutoff_ms=2_000, offsets={TOPIC: {"0": READ}})
     given: list[Given] = [(50, "a", FAR_MS), (51, "b", FAR_MS), (52, "c", FAR_MS)]
     answers, decision = decide(store, *given, of=first, clock_ms=AFTER_OUTAGE_MS)
-    assert answers == {}, "what is handed over is asked for no more"
+    assert answers == {}, "what is staged is asked for no more"
     assert {each.id for each in each_of(decision.cancelled)} == {place(3)}

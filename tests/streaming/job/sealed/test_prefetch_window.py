@@ -110,7 +110,7 @@ def test_what_was_cancelled_is_forgotten_when_nothing_is_loaded_that_is_older(st
     window.cancel(cancelled([("delayline-in", 0, 1, 140, 5 * day)]))
     window.advance(130)
     assert window.cancelled(130, 200) != {}
-    assert [due for due, _ in taken(window, 130, 200)] == [150], "it is for the hand-over to leave it out"
+    assert [due for due, _ in taken(window, 130, 200)] == [150], "it is for the staging to leave it out"
     assert window.cancelled(200, 300) == {}
     window.close()
 

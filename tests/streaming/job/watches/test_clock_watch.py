@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from conf.errors import ClockAhead, ClockBehind
-from state.checkpoint.planned_batch import PlannedBatch
-from streaming.job.watches.clock_watch import TOLERANCE_MS, ClockWatch, check_not_ahead
+from state.checkpoint.planned_batch import TOLERANCE_MS, PlannedBatch
+from streaming.job.watches.clock_watch import ClockWatch, check_not_ahead
 
 _HORIZON_MS = 60_000
 _SHOWN_MS = 1_795_264_674_131

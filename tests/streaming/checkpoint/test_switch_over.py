@@ -19,8 +19,8 @@ from sinks.internal_topics.progress import read_markers
 from streaming.checkpoint import current
 from streaming.checkpoint.checkpoint import Checkpoint
 from streaming.checkpoint.current import current_checkpoint, make_current
-from streaming.checkpoint.handover import switch_over
 from streaming.checkpoint.recovery import recover
+from streaming.checkpoint.switch_over import switch_over
 from streaming.storage.paths import local_checkpoint
 
 
@@ -57,7 +57,7 @@ def test_without_a_pointer_the_checkpoint_is_where_it_always_was(
         pytest.param("switched-over", True, True, marks=pytest.mark.thorough),
     ],
 )
-def test_a_handover_that_was_cut_off_is_done_by_the_next_try_and_no_checkpoint_moves(
+def test_a_switch_that_was_cut_off_is_done_by_the_next_try_and_no_checkpoint_moves(
     first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, point: str, is_announced: bool, is_current: bool,
 ) -> None:  # fmt: skip

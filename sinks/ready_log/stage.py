@@ -16,7 +16,7 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import MOST_DELIVERIES, with_few_deliveries
-from sinks.ready_log.writer import FencedBySibling, HandOverPlan, ReadyLogWriter
+from sinks.ready_log.writer import FencedBySibling, ReadyLogWriter, StagingPlan
 from state.checkpoint.progress import Progress, committed_messages, occurrences_from
 from state.kinds import DEAD_LETTER, kinds_of
 from state.message import split_by_bytes
@@ -39,7 +39,7 @@ _PATIENCE = 4
 _open_writers: dict[tuple[str, int], ReadyLogWriter] = {}
 
 
-def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
+def stage(plan: StagingPlan, shard: int, messages: Iterator[pa.Table], attempt: int = 0) -> tuple[int, str]:
     """Stage a shard's messages, in order, and return how many this call committed, and the writer's id.
 
     1. Open a writer, unless this process has the last one.
@@ -64,7 +64,7 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     end, own = start, 0
     for tables in transactions(rest, plan.transaction_bytes):
         count = sum(table.num_rows for table in tables)
-        total = count + (0 if writer.progress is None else writer.progress.handed_over)
+        total = count + (0 if writer.progress is None else writer.progress.staged)
         below_ms, from_ms = plan.occurrences_below_ms.get(shard), occurrences_from(writer.progress, plan.batch)
         last = key_of(tables[-1], -1)
         progress = Progress(plan.batch, end + count, last, total, below_ms, plan.in_table, from_ms)
@@ -79,7 +79,7 @@ def hand_over(plan: HandOverPlan, shard: int, messages: Iterator[pa.Table], atte
     return own, writer.id
 
 
-def _close_moved(plan: HandOverPlan) -> None:
+def _close_moved(plan: StagingPlan) -> None:
     """Close the writers of shards that another process has staged messages for since then: they are fenced."""
     for key, writer in list(_open_writers.items()):
         moved = writer.id != plan.last_writers.get(writer.shard)
@@ -107,7 +107,7 @@ def transactions(messages: Iterator[pa.Table], most_bytes: int) -> Iterator[list
 
 
 def _not_committed(
-    plan: HandOverPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]
+    plan: StagingPlan, shard: int, done: Progress | None, messages: Iterator[pa.Table]
 ) -> Iterator[pa.Table]:
     """Yield the messages after the committed ones.
 
@@ -145,7 +145,7 @@ def behind(messages: Iterator[pa.Table], last: OrderKey, skipped: Callable[[int]
 
 
 def _written(
-    plan: HandOverPlan, writer: ReadyLogWriter, tables: list[pa.Table], progress: Progress, start: int, attempt: int
+    plan: StagingPlan, writer: ReadyLogWriter, tables: list[pa.Table], progress: Progress, start: int, attempt: int
 ) -> ReadyLogWriter:
     """Commit the messages after position `start` of the batch, unless they are committed. Return the last writer.
 
@@ -175,7 +175,7 @@ def _written(
             raise DeliveryFailed(f"{_who(plan, writer.shard)}: another writer has staged {done} messages meanwhile")
 
 
-def _wait_for_sibling(plan: HandOverPlan, shard: int, messages: int) -> None:
+def _wait_for_sibling(plan: StagingPlan, shard: int, messages: int) -> None:
     """Wait until another attempt of the task has staged `messages` messages of the batch.
 
     A new writer would abort the transaction of the other attempt, which would do the same in turn. Raises
@@ -231,7 +231,7 @@ def _cut(messages: pa.Table, most_deliveries: int) -> Iterator[pa.Table]:
                 yield from with_few_deliveries(piece.slice(start, rows), most_deliveries)
 
 
-def _opened(plan: HandOverPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:
+def _opened(plan: StagingPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:
     while True:
         try:
             return ReadyLogWriter(plan, shard)
@@ -239,9 +239,9 @@ def _opened(plan: HandOverPlan, shard: int, retry: BrokerRetry) -> ReadyLogWrite
             retry.wait(problem)
 
 
-def _retry(plan: HandOverPlan, shard: int) -> BrokerRetry:
+def _retry(plan: StagingPlan, shard: int) -> BrokerRetry:
     return BrokerRetry(_who(plan, shard), plan.outage_limit_ms)
 
 
-def _who(plan: HandOverPlan, shard: int) -> str:
+def _who(plan: StagingPlan, shard: int) -> str:
     return f"shard {shard}, batch {plan.batch.batch_id}"

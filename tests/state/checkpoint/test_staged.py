@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import CheckpointMismatch
-from state.checkpoint.handed_over import HandedOver, newest_checkpoint, restored_marker
 from state.checkpoint.origin import CheckpointOrigin
 from state.checkpoint.planned_batch import PlannedBatch
 from state.checkpoint.progress import BatchSpan, Progress, committed_messages
+from state.checkpoint.staged import StagedMessages, newest_checkpoint, restored_marker
 from state.order import OrderKey
 from tests.messages import messages
 from tests.state.checkpoint.service_model import Model, Row, id_of
@@ -39,14 +39,14 @@ def test_the_markers_determine_exactly_which_messages_are_delivered(
     newest = newest_checkpoint([model.markers.get(shard) for shard in range(max(model.markers) + 1)])
     assert newest is not None
     for row in model.accepted:
-        is_handed_over = id_of(row) in model.handed_over
+        is_staged = id_of(row) in model.staged
         buckets = [bucket for bucket, rows in model.sealed.items() if row in rows]
         if buckets:
-            assert newest.of_bucket(messages([row]), buckets[0])[0] == is_handed_over
-            assert is_handed_over or row["deliver_at_ms"] >= newest.whole_before_ms
+            assert newest.of_bucket(messages([row]), buckets[0])[0] == is_staged
+            assert is_staged or row["deliver_at_ms"] >= newest.whole_before_ms
         else:
-            assert newest.of_input(messages([row]))[0] == is_handed_over
-        if is_handed_over and not row["error_code"]:
+            assert newest.of_input(messages([row]))[0] == is_staged
+        if is_staged and not row["error_code"]:
             assert row["deliver_at_ms"] < newest.cutoff_ms
 
 
@@ -70,7 +70,7 @@ def test_repeatedly_lost_checkpoints_lose_and_duplicate_no_message_and_deliver_n
     due = {id_of(row) for row in model.accepted if row["deliver_at_ms"] < model.cutoff_ms or row["error_code"]}
     # Not if each message was cancelled, and forgotten.
     assume(due)
-    assert due <= model.handed_over | model.cancelled
+    assert due <= model.staged | model.cancelled
 
 
 def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> None:
@@ -79,10 +79,10 @@ def test_without_a_marker_of_each_shard_the_newest_checkpoint_is_unknown() -> No
     assert newest_checkpoint([mine, None]) is None
     assert newest_checkpoint([mine, old]) is None
     assert newest_checkpoint([]) is None
-    assert newest_checkpoint([mine, mine, old]) == HandedOver((mine, mine))
+    assert newest_checkpoint([mine, mine, old]) == StagedMessages((mine, mine))
 
 
-def test_a_restored_marker_says_that_all_is_handed_over_until_its_batch_which_must_not_run_again() -> None:
+def test_a_restored_marker_says_that_all_is_staged_until_its_batch_which_must_not_run_again() -> None:
     origin = CheckpointOrigin("c", 2, 1)
     marker = restored_marker(origin, PlannedBatch(7, 80, 95, {"delayline-in": {"0": 5}}), {"delayline-in": ["id"]})
     newest = newest_checkpoint([Progress.from_bytes(marker.to_bytes())])
@@ -98,10 +98,10 @@ def test_a_restored_marker_says_that_all_is_handed_over_until_its_batch_which_mu
     assert restored_marker(origin, None, {}) == Progress(BatchSpan(origin))
 
 
-@pytest.mark.parametrize(("offset", "handed_over"), [(4, True), (5, False)])
-def test_input_before_the_offsets_of_the_origin_is_handed_over(offset: int, handed_over: bool) -> None:
-    newest = HandedOver((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
-    assert newest.of_input(messages([{"offset": offset}])).tolist() == [handed_over]
+@pytest.mark.parametrize(("offset", "staged"), [(4, True), (5, False)])
+def test_input_before_the_offsets_of_the_origin_is_staged(offset: int, staged: bool) -> None:
+    newest = StagedMessages((Progress(BatchSpan(CheckpointOrigin("c", 2, 1, offsets={"delayline-in": {"0": 5}}))),))
+    assert newest.of_input(messages([{"offset": offset}])).tolist() == [staged]
     assert newest.of_input(messages([{"offset": 0, "partition": 1}])).tolist() == [False]
     assert np.array_equal(newest.of_input(messages([])), [])
 
@@ -117,12 +117,12 @@ def test_offsets_in_a_topic_that_was_deleted_say_nothing_of_the_topic_that_was_c
     records = messages([{"offset": offset, "deliver_at_ms": 70} for offset in range(6)])
 
     markers = (Progress(before, 1, lasts[1]), Progress(before, 1, lasts[1]))
-    assert HandedOver(markers).ends == {topic: {"0": 9}}
+    assert StagedMessages(markers).ends == {topic: {"0": 9}}
     # All records below the offsets of the origin were staged or sealed when the checkpoint began.
-    assert HandedOver(markers).of_input(records).tolist() == [True] * 5 + [False]
+    assert StagedMessages(markers).of_input(records).tolist() == [True] * 5 + [False]
 
     for number in range(2):
-        newest = HandedOver(
+        newest = StagedMessages(
             tuple(Progress(after if at == number else before, 1, lasts[at != number]) for at in range(2))
         )
         assert newest.input_ids == new
@@ -137,5 +137,5 @@ def test_a_sealed_dead_letter_is_delivered_at_its_due_time_and_not_before() -> N
     # The shard's last message was a dead letter: the first batch staged it, with a cutoff far below its due time.
     marker = Progress(BatchSpan(origin, 0, 0, 61), 1, OrderKey(90, "delayline-in", 0, 9))
     sealed = messages([{"deliver_at_ms": 76, "offset": 7, "error_code": "bad-deliver-at", "error_text": "bad"}])
-    assert HandedOver((marker,)).of_bucket(sealed, 4).tolist() == [False]
-    assert HandedOver((Progress(BatchSpan(origin, 1, 77, 95)),)).of_bucket(sealed, 4).tolist() == [True]
+    assert StagedMessages((marker,)).of_bucket(sealed, 4).tolist() == [False]
+    assert StagedMessages((Progress(BatchSpan(origin, 1, 77, 95)),)).of_bucket(sealed, 4).tolist() == [True]

@@ -22,7 +22,7 @@ _NEVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class HandedOver:
+class StagedMessages:
     """The messages that one checkpoint has staged, according to the last marker of each of its shards.
 
     A shard's marker belongs to the last batch that staged messages of the shard. The newest batch of all markers is N.
@@ -116,14 +116,14 @@ class HandedOver:
         # The due time may be known only roughly, as a lower bound. So a marker that stood still cannot decide.
         before = self.before_newest(messages) & _due(messages, self.newest.previous_ms)
 
-        def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
+        def is_staged(marker: Progress, own: pa.Table) -> Mask:
             ends = self._present(marker.batch.ends, marker.batch.input_ids)
             now = _below(own, ends) & _due(own, marker.batch.cutoff_ms)
             if (below_ms := marker.occurrences_below_ms) is not None:
                 now &= ~repeats(own) | _due(own, below_ms)
             return np.asarray(now & _up_to(own, marker))
 
-        return np.asarray(taken_over | before | self._by_shard(messages, is_handed_over))
+        return np.asarray(taken_over | before | self._by_shard(messages, is_staged))
 
     def before_newest(self, messages: pa.Table) -> Mask:
         """Return which of `messages` were accepted before the newest batch."""
@@ -136,13 +136,13 @@ class HandedOver:
     def of_bucket(self, messages: pa.Table, bucket: int) -> Mask:
         """Return which of `messages` of a sealed bucket are staged, or would be if they were not cancelled."""
 
-        def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
+        def is_staged(marker: Progress, own: pa.Table) -> Mask:
             # The due time alone decides, even for a dead letter that an earlier rebuild sealed.
             now = own.column("deliver_at_ms").to_numpy() < marker.batch.cutoff_ms
             return np.asarray(now & _up_to(own, marker))
 
         before = self.of_bucket_before_newest(messages, bucket)
-        return np.asarray(before | self._by_shard(messages, is_handed_over))
+        return np.asarray(before | self._by_shard(messages, is_staged))
 
     def of_bucket_before_newest(self, messages: pa.Table, bucket: int) -> Mask:
         """Return which of `messages` of a sealed bucket batches before the newest have taken."""
@@ -167,20 +167,20 @@ class HandedOver:
         """
         newest = self.newest
 
-        def is_handed_over(marker: Progress, own: pa.Table) -> Mask:
+        def is_staged(marker: Progress, own: pa.Table) -> Mask:
             is_of_newest = np.full(own.num_rows, marker.batch.batch_id == newest.batch_id)
             return np.asarray(is_of_newest & _up_to(own, marker))
 
-        is_up_to = self._by_shard(messages, is_handed_over)
+        is_up_to = self._by_shard(messages, is_staged)
         return np.asarray((buckets < newest.bucket) | ((buckets == newest.bucket) & is_up_to))
 
-    def _by_shard(self, messages: pa.Table, is_handed_over: Callable[[Progress, pa.Table], Mask]) -> Mask:
-        handed_over = np.zeros(messages.num_rows, dtype=bool)
+    def _by_shard(self, messages: pa.Table, is_staged: Callable[[Progress, pa.Table], Mask]) -> Mask:
+        staged = np.zeros(messages.num_rows, dtype=bool)
         shard_of_row = shards_of(messages, len(self.markers))
         for shard in np.unique(shard_of_row).tolist():
             rows = shard_of_row == shard
-            handed_over[rows] = is_handed_over(self.markers[shard], messages.filter(pa.array(rows)))
-        return handed_over
+            staged[rows] = is_staged(self.markers[shard], messages.filter(pa.array(rows)))
+        return staged
 
 
 def restored_marker(origin: CheckpointOrigin, committed: PlannedBatch | None, input_ids: InputIds) -> Progress:
@@ -202,7 +202,7 @@ def restored_marker(origin: CheckpointOrigin, committed: PlannedBatch | None, in
     return Progress(span, last=OrderKey(_NEVER_MS, "", 0, 0))
 
 
-def newest_checkpoint(last: Sequence[Progress | None]) -> HandedOver | None:
+def newest_checkpoint(last: Sequence[Progress | None]) -> StagedMessages | None:
     """Return the messages that the newest checkpoint has staged; None if one of its markers is missing.
 
     `last` has the last marker in each partition of the progress topic. A checkpoint begins with a marker for each of
@@ -212,7 +212,7 @@ def newest_checkpoint(last: Sequence[Progress | None]) -> HandedOver | None:
         return None
     newest = last[0].batch.origin
     own = [marker for marker in last[: newest.shards] if marker is not None and marker.batch.origin == newest]
-    return HandedOver(tuple(own)) if len(own) == newest.shards else None
+    return StagedMessages(tuple(own)) if len(own) == newest.shards else None
 
 
 def _up_to(messages: pa.Table, marker: Progress) -> Mask:
