@@ -33,9 +33,18 @@ class Cluster:
 
     def start(self) -> None:
         """Start the master and the workers, and return when the workers are registered."""
-        self._start("master", ["org.apache.spark.deploy.master.Master", *self._ports], "I have been elected leader")
+        self._start_master()
         for name in self.workers:
             self.start_worker(name)
+
+    def restart_master(self) -> None:
+        """Kill the master, and start one that knows nothing of its applications."""
+        kill_tree(self._processes["master"].pid)
+        self._processes["master"].wait()
+        self._start_master()
+
+    def _start_master(self) -> None:
+        self._start("master", ["org.apache.spark.deploy.master.Master", *self._ports], "I have been elected leader")
 
     @property
     def workers(self) -> list[str]:

@@ -77,6 +77,6 @@ def make_cds_archive(progress: Callable[[str], None] = print) -> None:
 
 
 def _fact(jar: Path) -> str:
-    # Java compares these with the archive.
+    # Java compares these with the archive. A layer of an image keeps whole seconds only.
     about = jar.stat()
-    return f"{jar} {about.st_size} {about.st_mtime_ns}"
+    return f"{jar} {about.st_size} {int(about.st_mtime)}"

@@ -42,11 +42,13 @@ def health(
         raise UsageError(
             f"monitor.{of} = {address!r}: set it to an address with a port, for that process and for this command"
         )
-    addresses = [address] if of == "job" else started_addresses(settings, of) or [address]
-    good = True
+    started = [address] if of == "job" else started_addresses(settings, of)
+    addresses, good = started or [address], True
     for each in addresses:
         is_good, sentence = _asked(each, live, settings)
         good &= is_good
+        if not started and sentence.startswith("no answer"):
+            sentence += ". This host's job starts no such process: ask on the host of the process, or in its pod"
         # Another server may answer.
         sentence = printable(sentence)
         typer.echo(sentence if len(addresses) == 1 or each in sentence else f"{each}: {sentence}")

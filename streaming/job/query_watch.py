@@ -11,13 +11,14 @@ from queue import Empty, SimpleQueue
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, ServiceStopping
+from conf.errors import ApplicationHeld, ClockBehind, DelaylineError, QueryFailed, ServiceStopping
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from streaming.job.batch import BatchRunner
 from streaming.job.gate import Gate
 from streaming.job.query_failure import cause_of_end, failure_of
 from streaming.job.watches.clock_watch import ClockWatch
+from streaming.job.watches.executor_watch import ExecutorWatch, executors_of
 from streaming.job.watches.outage_watch import OutageWatch
 from streaming.job.watches.progress_watch import ProgressWatch
 from streaming.job.watches.slow_batch_watch import SlowBatchWatch
@@ -54,7 +55,7 @@ class RunningJob:
 
 
 class QueryWatch:
-    """Checks the clock, the lease, the processes, outages, each batch's progress and its steps while the query runs."""
+    """Checks clock, lease, executors, processes, outages, each batch's progress and its steps while the query runs."""
 
     def __init__(self, job: RunningJob, now_s: Callable[[], float] = time.monotonic) -> None:
         """`now_s` is a monotonic clock, by which an outage is noticed."""
@@ -62,16 +63,18 @@ class QueryWatch:
         self._progress = ProgressWatch(job.query, job.counts)
         self._outage = OutageWatch(lambda: str(job.query.status["message"]), now_s)
         self._slow = SlowBatchWatch(lambda: job.counts.running)
+        limit_s = job.settings.kafka.outage_limit / 1000
+        self._executors = ExecutorWatch(executors_of(job.spark), lambda: job.counts.running, limit_s, now_s)
 
     def wait(self, stop: SimpleQueue[int]) -> None:
         """Wait until the query fails or a signal asks for the end; then end the query after the running batch.
 
         `stop` has an entry once a signal has come. Raises the error by which the query has ended, ClockBehind,
-        ApplicationHeld, and the error of a process that fails again and again.
+        ApplicationHeld, QueryFailed without executors, and the error of a process that fails again and again.
         """
         job = self._job
         while not _stop_requested(stop):
-            self._check_clock_and_lease()
+            self._check_batch()
             self._check_processes()
             self._is_outage()
             self._progress.check()
@@ -89,7 +92,7 @@ class QueryWatch:
             raise failure_of(job.query, job.settings)
 
     def _stop_query(self) -> None:
-        """End the query after the running batch. Raises the errors of `_check_clock_and_lease`."""
+        """End the query after the running batch. Raises the errors of `_check_batch`."""
         job = self._job
         # Spark would log the gate's refusal as a failure of the query.
         self._silence_spark()
@@ -97,7 +100,7 @@ class QueryWatch:
         job.runner.wake()
         # During an outage no batch runs, and Spark would ask the brokers for minutes.
         while self._is_in_batch() and not self._is_outage():
-            self._check_clock_and_lease()
+            self._check_batch()
             self._slow.check()
             time.sleep(_END_POLL_S)
         job.query.stop()
@@ -110,15 +113,16 @@ class QueryWatch:
             self._stop_query()
             raise
 
-    def _check_clock_and_lease(self) -> None:
-        """Cancel the running batch if the clock was set back or the lease was taken.
+    def _check_batch(self) -> None:
+        """Cancel the running batch if the clock was set back, the lease was taken, or no executor comes.
 
-        Raises ClockBehind, ApplicationHeld.
+        Raises ClockBehind, ApplicationHeld, QueryFailed.
         """
         try:
             self._job.clock.check(self._job.runner.planned)
             self._job.lease.check_not_taken()
-        except (ClockBehind, ApplicationHeld):
+            self._executors.check()
+        except (ClockBehind, ApplicationHeld, QueryFailed):
             self._job.gate.close(cut_off=True)
             # Spark would log every task of the cancelled batch.
             self._silence_spark()

@@ -73,3 +73,23 @@ def test_two_executors_deliver_and_after_killing_a_worker_and_the_driver_no_mess
     publish_mixed(ledger, application, 300, seed=5, longest_ms=8_000)
     assert_eventually(lambda: job.starts == 2, 300, "the start by the supervisor")
     ledger.verify_after_outage(90)
+
+
+@pytest.mark.thorough
+@pytest.mark.takes(150)
+def test_a_job_that_a_restarted_master_does_not_know_ends_and_goes_on_when_it_is_started_again(
+    application: Application, cluster: Cluster, ledger: Ledger, tmp_path: Path
+) -> None:
+    job = SubmittedJob(tmp_path, Environment(tmp_path), cluster, [*application.overrides(), "kafka.outage_limit=30s"])
+    try:
+        job.start()
+        assert_eventually(lambda: job.starts, 300, "the first start")
+        publish_mixed(ledger, application, 300, seed=1, longest_ms=8_000)
+        assert_eventually(lambda: len(ledger.got) > 100, 300, "deliveries")
+        cluster.restart_master()
+        publish_mixed(ledger, application, 300, seed=2, longest_ms=60_000)
+        assert_eventually(lambda: job.starts == 2, 300, "the start by the supervisor")
+        assert "the running batch has had no executor for" in job.log
+        ledger.verify_after_outage(90)
+    finally:
+        job.stop()

@@ -16,6 +16,14 @@ from streaming.job.query_watch import QueryWatch
 _ASKING, _PROCESSING = "Getting offsets from KafkaV2[Subscribe[in]]", "Processing new data"
 
 
+class _Local:
+    """The Java context of a local session, in which the driver is the only executor."""
+
+    @staticmethod
+    def sc() -> Any:
+        return SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=lambda: 1))
+
+
 class Query:
     """A query that is in a batch for `batch_s` by its own clock, on which each look at it takes a second."""
 
@@ -43,7 +51,8 @@ def _watch(query: Query, check_lease: Any = lambda: None) -> None:
         raise ProcessFailed("again and again")
 
     job: Any = SimpleNamespace(
-        spark=SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None)),
+        spark=SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None, master="local[2]", _jsc=_Local)),
+        settings=SimpleNamespace(kafka=SimpleNamespace(outage_limit=300_000)),
         query=query,
         gate=Gate(),
         runner=SimpleNamespace(planned=None, wake=lambda: None),

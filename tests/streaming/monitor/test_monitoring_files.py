@@ -158,6 +158,22 @@ def test_alerts_fire_for_the_application_that_is_gone_and_for_no_other() -> None
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_expected_summaries_of_alerts_are_those_of_the_rules() -> None:
+    """promtool compares them too, but not every machine has it."""
+    written = {rule["alert"]: rule["annotations"]["summary"] for rule in rules()}
+    cases = YAML(typ="safe").load(Path(__file__).with_name("alerts.yaml"))["tests"]
+    expected = [
+        (test["alertname"], alert["exp_annotations"]["summary"])
+        for case in cases
+        for test in case["alert_rule_test"]
+        for alert in test["exp_alerts"]
+    ]
+    assert len(expected) > 10
+    for name, summary in expected:
+        pattern = ".+".join(map(re.escape, re.split(r"{{.*?}}", written[name])))
+        assert re.fullmatch(pattern, summary), (name, summary, written[name])
+
+
 def test_a_shard_that_stands_still_is_told_from_one_that_has_nothing_to_release() -> None:
     nothing = {"backlog": Backlog(0, None), "position": None}
     shards = {
