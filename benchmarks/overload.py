@@ -61,7 +61,7 @@ def measure(stand: Stand, scale: float) -> Outcome:
         received = receiver.result()
     job.check()
     windows = {CALM: (first_due_s + warm_up_s, begun_s), FLOOD: (begun_s, ended_s)}
-    figures = _figures(received, count, windows, job)
+    figures = _figures(received, count, flooded, windows, job)
     figures[FLOOD] |= {"published": flooded, "lag": lag}
     accepted = received.where(received["number"] < count)
     series = {"accepted before": _largest(accepted["due_us"] / 1e6 - begun_s, accepted.lateness_ms)}
@@ -133,9 +133,9 @@ def _lag(application: Application) -> int:
 
 
 def _figures(
-    received: Received, count: int, windows_s: dict[str, tuple[float, float]], job: Job
+    received: Received, count: int, flooded: int, windows_s: dict[str, tuple[float, float]], job: Job
 ) -> dict[str, dict[str, Any]]:
-    """Return lateness and cost in both windows (epoch s), and the faults. `count` messages were accepted before."""
+    """Return lateness and cost in both windows (epoch s), and the faults, of `count` messages and the `flooded`."""
     accepted = received.where(received["number"] < count)
     figures: dict[str, dict[str, Any]] = {}
     for case, window_s in windows_s.items():
@@ -144,7 +144,7 @@ def _figures(
         figures[case] |= job.triggers(*window_s) | job.usage.between(*window_s)
     figures[FLOOD] |= accepted.faults(count)
     # The flood's numbers follow the numbers of those messages.
-    faults = received.faults(int(received["number"].max()) + 1)
+    faults = received.faults(count + flooded)
     return figures | {ALL: {name: faults[name] for name in FAULTS_OF_ALL}}
 
 

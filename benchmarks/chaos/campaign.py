@@ -81,7 +81,8 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         drivers.stop()
         judged.finish()
         received_s = _received_s(judged)
-        return Campaign(problems_of(judged), _outcome(seed, minutes, judged, injected, received_s, drivers.starts))
+        problems = [*problems_of(judged), *drivers.problems]
+        return Campaign(problems, _outcome(seed, minutes, judged, injected, received_s, drivers.starts))
 
 
 def problems_of(judged: JudgedLoad) -> list[str]:

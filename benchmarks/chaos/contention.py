@@ -71,7 +71,8 @@ def campaign(stand: Stand, seed: int, minutes: float, overrides: tuple[str, ...]
         judged.finish()
         strikes = [Strike(fault, at_s, shards) for (fault, at_s), shards in zip(injected, injector.struck, strict=True)]
         late = _lateness_ms(judged, strikes, application.settings.bucket.shards)
-        return Campaign(problems_of(judged), _outcome(seed, minutes, judged, late, drivers))
+        problems = [*problems_of(judged), *drivers.problems]
+        return Campaign(problems, _outcome(seed, minutes, judged, late, drivers))
 
 
 class _Injector:

@@ -84,7 +84,8 @@ def _count_by_id(application: Application, count: int, timeout_s: float, value: 
     consumer.assign([TopicPartition(application.output, number, 0) for number in range(2)])
     seen = np.zeros((2, count // 2), dtype=np.int64)
     count_seen, silent = 0, 0.0
-    while count_seen < count and silent < timeout_s:
+    # Also one that comes after the last expected one.
+    while silent < (timeout_s if count_seen < count else 5.0):
         messages = consumer.consume(50_000 if value is None else 50, 0.5)
         silent = 0.0 if messages else silent + 0.5
         for message in messages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -119,9 +118,12 @@ def test_no_claim_is_lost_or_comes_twice_while_owners_write(settings: Settings, 
     writers = [open_writer(lane) for lane in range(2)]
     with ThreadPoolExecutor(2) as threads:
         written = [threads.submit(write_all, writer, range(1, 151)) for writer in writers]
-        time.sleep(0.3)
+        assert_eventually(lambda: all(writer.claim is not None for writer in writers))
         with closing(ClaimsReader(settings, librdkafka_options(settings.kafka), {}, IDS, 1)) as reader:
             found = read_there(reader)
+            while not all(each.done() for each in written):
+                for lane, own in reader.read(0.01):
+                    found.setdefault(lane, []).append(own)
             expected = {lane: each.result() for lane, each in enumerate(written)}
             follow(reader, found, {lane: own[-1] for lane, own in expected.items()})
     assert found == expected

@@ -119,6 +119,8 @@ def test_each_expression_names_metrics_and_labels_that_exist(
 def test_each_alert_tells_applications_apart_and_knows_which_are_gone(rule: dict[str, Any]) -> None:
     groups = [{label.strip() for label in group.split(",")} for group in _LABELS.findall(rule["expr"])]
     assert all(group >= _SCRAPED for group in groups)
+    # An aggregation without groups is one of all applications.
+    assert len(re.findall(r"\b(?:sum|max|min|avg|count)\b", rule["expr"])) == len(groups)
     # `absent` holds for all applications together, so it says nothing of one while there is another.
     assert "absent(" not in rule["expr"]
     assert groups or "absent" not in rule["expr"]
