@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +15,7 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaException
 
 from conf.errors import BrokerUnreachable, CheckpointMismatch, DeliveryFailed
+from conf.settings import Settings
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
@@ -31,6 +35,9 @@ _CHUNK_MESSAGES = 2_000
 # is cut into equal parts, but not into such small ones that they cost more than their messages.
 _CHUNK_SPAN_MS = 5_000
 _LEAST_CUT_BYTES = 32 * 1024
+# How many messages of a limited output topic, or of all (None), a chunk may have.
+MostOfTopics = Mapping[str | None, int]
+_NO_LIMITS: MostOfTopics = MappingProxyType({})
 _LOOK_EVERY_S = 0.2
 # An attempt waits this part of the transaction timeout for another attempt that commits nothing.
 _PATIENCE = 4
@@ -152,7 +159,11 @@ def _written(
     A spent writer is replaced.
     """
     retry = _retry(plan, writer.shard)
-    chunks = [chunk for table in tables for chunk in ready_chunks(table, plan.clock_ms, plan.most_deliveries)]
+    chunks = [
+        chunk
+        for table in tables
+        for chunk in ready_chunks(table, plan.clock_ms, plan.most_deliveries, plan.most_of_topics)
+    ]
     while True:
         try:
             if not writer.is_spent:
@@ -205,30 +216,59 @@ def _wait_for_sibling(plan: StagingPlan, shard: int, messages: int) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def ready_chunks(messages: pa.Table, clock_ms: int, most_deliveries: int = MOST_DELIVERIES) -> Iterator[pa.Table]:
+def most_of_topics(settings: Settings) -> MostOfTopics:
+    """Return how many messages of each limited output topic, or of all (None), a chunk may have: a second's rate.
+
+    The late messages of a chunk go out together, whatever the rate. So a larger chunk would be a burst, and hold up all
+    other messages of its shard afterwards.
+    """
+    rates: list[tuple[str | None, float]] = [*settings.rates.by_topic.items()]
+    if settings.release.messages_per_second:
+        rates.append((None, settings.release.messages_per_second))
+    return {topic: max(1, math.ceil(rate / settings.bucket.shards)) for topic, rate in rates}
+
+
+def ready_chunks(
+    messages: pa.Table,
+    clock_ms: int,
+    most_deliveries: int = MOST_DELIVERIES,
+    most_of_topics: MostOfTopics = _NO_LIMITS,
+) -> Iterator[pa.Table]:
     """Cut messages in delivery order into chunks.
 
     Dead letters are due at `clock_ms` (epoch ms) or before, since their requested time is unknown, or is refused.
-    A chunk has at most `most_deliveries` requests for messages to be due at once.
+    A chunk has at most `most_deliveries` requests for messages to be due at once, and the `most_of_topics`.
     """
     is_dead = np.asarray(kinds_of(messages) == DEAD_LETTER)
     if is_dead.any():
         dead = messages.filter(pa.array(is_dead))
         dues = pc.min_element_wise(dead.column("deliver_at_ms"), pa.scalar(clock_ms))
         dead = in_order(dead.set_column(dead.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", dues))
-        yield from _cut(dead.combine_chunks(), most_deliveries)
+        yield from _cut(dead.combine_chunks(), most_deliveries, most_of_topics)
         messages = messages.filter(pa.array(~is_dead))
-    yield from _cut(messages, most_deliveries)
+    yield from _cut(messages, most_deliveries, most_of_topics)
 
 
-def _cut(messages: pa.Table, most_deliveries: int) -> Iterator[pa.Table]:
+def _cut(messages: pa.Table, most_deliveries: int, most_of_topics: MostOfTopics) -> Iterator[pa.Table]:
     for at in range(0, messages.num_rows, _CHUNK_MESSAGES):
         for piece in split_by_bytes(messages.slice(at, _CHUNK_MESSAGES), _CHUNK_BYTES):
             span_ms = key_of(piece, -1).deliver_at_ms - key_of(piece).deliver_at_ms
             count = min(span_ms // _CHUNK_SPAN_MS + 1, max(1, piece.nbytes // _LEAST_CUT_BYTES))
             rows = -(-piece.num_rows // count)
             for start in range(0, piece.num_rows, rows):
-                yield from with_few_deliveries(piece.slice(start, rows), most_deliveries)
+                for part in _limited(piece.slice(start, rows), most_of_topics):
+                    yield from with_few_deliveries(part, most_deliveries)
+
+
+def _limited(messages: pa.Table, most_of_topics: MostOfTopics) -> Iterator[pa.Table]:
+    bounds = {0, messages.num_rows}
+    for topic, most in most_of_topics.items():
+        is_of = np.ones(messages.num_rows, dtype=bool)
+        if topic is not None:
+            is_of = np.asarray(pc.equal(messages.column("output_topic"), topic))
+        bounds.update(np.flatnonzero(is_of)[most::most].tolist())
+    for start, end in pairwise(sorted(bounds)):
+        yield messages.slice(start, end - start)
 
 
 def _opened(plan: StagingPlan, shard: int, retry: BrokerRetry) -> ReadyLogWriter:

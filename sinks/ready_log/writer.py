@@ -7,7 +7,7 @@ after its successor has begun.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -38,6 +38,7 @@ class StagingPlan:
       writer may go on with it. Any other process opens a new one, which fences it, unless the lease has a later holder
       than `fencing_token`.
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
+    - `most_of_topics`: how many messages of each limited output topic, or of all (None), a chunk may have
     - `transaction_bytes`: about how many bytes a transaction may have. Its messages are kept until it is committed,
       since it may have to be written again
     - `occurrences_below_ms`, `in_table`: values for the markers (`state.checkpoint.progress.Progress`), the
@@ -57,6 +58,7 @@ class StagingPlan:
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
     most_deliveries: int = MOST_DELIVERIES
+    most_of_topics: Mapping[str | None, int] = field(default_factory=dict)
     transaction_bytes: int = 64 * 1024 * 1024
     occurrences_below_ms: dict[int, int] = field(default_factory=dict)
     in_table: InTable = NOT_IN_TABLE

@@ -25,7 +25,7 @@ from conf.settings import Settings
 from sinks.group.parts import PartThread
 from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.lanes.writer import LaneTaken, LaneWriter
-from sinks.ready_log.stage import ready_chunks
+from sinks.ready_log.stage import most_of_topics, ready_chunks
 from sinks.release.wall_clock import now_ms
 from sources.intake.consumed import records_of
 from sources.intake.near import accept_near
@@ -258,8 +258,10 @@ class LaneForwarder(PartThread):
         clock_ms = now_ms()
         claim = lane.next_claim(self._context.member)
         taken = pa.concat_tables(self._taken) if self._taken else empty_messages()
+        most = most_of_topics(self._settings)
         chunks = {
-            shard: list(ready_chunks(own, clock_ms)) for shard, own in by_shard(in_order(taken), terms.settings.shards)
+            shard: list(ready_chunks(own, clock_ms, most_of_topics=most))
+            for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
         shown_ms = max(self._taken_ms, clock_ms)
         writer.write(claim, chunks, partial(check_clock, shown_ms, limit_ms=self._settings.clock.skew_limit))

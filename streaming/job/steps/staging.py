@@ -13,6 +13,7 @@ from conf.kafka.options import librdkafka_options
 from conf.settings import Settings
 from sinks.internal_topics.lease import HeldLease
 from sinks.ready_log.chunk import most_deliveries
+from sinks.ready_log.stage import most_of_topics
 from sinks.ready_log.task import REPORT_SCHEMA, Cancels, stage_chunks
 from sinks.ready_log.writer import StagingPlan
 from state.buckets.operator import BOUND, DUE
@@ -93,6 +94,7 @@ class Staging:
             options=librdkafka_options(self._settings.kafka),
             last_writers=self._last_writers,
             most_deliveries=most_deliveries(self._settings.limits.max_message_bytes),
+            most_of_topics=most_of_topics(self._settings),
             occurrences_below_ms=occurrences_below_ms,
             in_table=in_table,
         )

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.load import load_settings
 from sinks.ready_log import stage
-from sinks.ready_log.stage import behind, ready_chunks, transactions
+from sinks.ready_log.stage import behind, most_of_topics, ready_chunks, transactions
 from state.order import OrderKey, in_order, keys_of
 from tests.messages import messages
 
@@ -83,6 +84,23 @@ def test_a_chunk_has_at_most_two_thousand_messages() -> None:
     chunks = list(ready_chunks(_due(*range(4_500), value=b""), 0))
     assert [chunk.num_rows for chunk in chunks] == [2_000, 2_000, 500]
     assert _dues(*chunks) == [*range(4_500)]
+
+
+def test_a_chunk_has_what_a_shard_may_release_of_a_limited_topic_in_a_second() -> None:
+    settings = load_settings(
+        None,
+        ["bucket.shards=4", "topics.allowed_outputs=b", "rates.b=40", "release.messages_per_second=100"],
+        environ={},
+    )
+    most = most_of_topics(settings)
+    assert most == {"b": 10, None: 25}
+    rows = [{"deliver_at_ms": at, "offset": at, "output_topic": "b" if at < 60 else "a"} for at in range(160)]
+    chunks = [*ready_chunks(messages(rows), 0, most_of_topics=most)]
+    assert pa.concat_tables(chunks).column("offset").to_pylist() == list(range(160))
+    assert all(chunk.num_rows <= 25 for chunk in chunks)
+    assert all(chunk.column("output_topic").to_pylist().count("b") <= 10 for chunk in chunks)
+    assert len(chunks) <= 16
+    assert most_of_topics(load_settings(None, [], environ={})) == {}
 
 
 def test_a_chunk_has_about_half_a_mebibyte_and_a_larger_message_is_alone() -> None:
