@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.aims import LATENESS_MS, Figures, fault_aims, figure, held_aim, ratio
@@ -49,10 +49,10 @@ def measure(stand: Stand, scale: float) -> Outcome:
     series = {}
     for number, (case, publish_far) in enumerate(((PLAIN, _publish_plain), (NAMED, _publish_named))):
         traffic = Traffic(RATE, SHORTEST_S, LONGEST_S, WARM_UP_S, load_s, first=number * MESSAGES)
-        beside = threading.Thread(target=publish_far, args=(publisher, count, traffic.seconds), daemon=True)
-        beside.start()
-        lateness_ms, figures[case] = run_through(stand, application, job, traffic)
-        beside.join()
+        with ThreadPoolExecutor(1) as threads:
+            beside = threads.submit(publish_far, publisher, count, traffic.seconds)
+            lateness_ms, figures[case] = run_through(stand, application, job, traffic)
+            beside.result()
         series[case] = curve(lateness_ms)
     figures[NAMED]["named_per_s"] = round(count / sealed_s)
     publisher.close()

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -211,11 +211,23 @@ def _partitions(ledger: Ledger, topic: str) -> set[int]:
 
 def _count(application: Application, topic: str) -> int:
     consumer = Consumer(
-        {"bootstrap.servers": application.bootstrap, "group.id": "count", "isolation.level": "read_committed"}
+        {
+            "bootstrap.servers": application.bootstrap,
+            "group.id": "count",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
-    count, end_s = 0, time.monotonic() + 2
-    while time.monotonic() < end_s:
-        count += len(consumer.consume(100, 0.2))
+    count, end_s = 0, time.monotonic() + 60
+    ended: set[int | None] = set()
+    while len(ended) < 2:
+        assert time.monotonic() < end_s
+        for message in consumer.consume(100, 0.5):
+            error = message.error()
+            if error is None:
+                count += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
     consumer.close()
     return count
