@@ -149,7 +149,7 @@ def test_missed_occurrences_come_once_or_each_or_not_at_all(
 @pytest.mark.parametrize(
     ("then", "points"),
     [
-        ("run", ("following",)),
+        ("run", ()),
         *(pytest.param(then, _POINTS, marks=pytest.mark.thorough) for then in ("run", "rebuild", "rescale")),
     ],
 )

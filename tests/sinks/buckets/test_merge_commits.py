@@ -97,6 +97,7 @@ def test_nothing_of_an_abandoned_merge_is_read(spark: SparkSession, store: Bucke
     assert dues(store.chunks(0, 100, parts(store))) == [10, 20]
 
 
+@pytest.mark.thorough
 def test_a_process_that_was_paused_while_another_took_over_cannot_finish_a_merge(
     spark: SparkSession, store: BucketTable
 ) -> None:

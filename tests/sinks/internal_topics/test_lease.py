@@ -122,7 +122,6 @@ def test_a_second_process_is_refused_and_the_error_names_the_holder(
     assert holder.ask() == "held"
 
 
-@pytest.mark.thorough
 def test_a_released_lease_is_taken_at_once_and_that_of_a_killed_process_after_its_period(
     settings: Settings, start_holder: Callable[[], Holder]
 ) -> None:
@@ -138,6 +137,7 @@ def test_a_released_lease_is_taken_at_once_and_that_of_a_killed_process_after_it
         assert "delayline rescale" in _newest(settings).holder
 
 
+@pytest.mark.thorough
 def test_each_holder_after_a_crash_is_one_until_one_of_them_has_fenced_the_holder_before(
     settings: Settings, start_holder: Callable[[], Holder]
 ) -> None:

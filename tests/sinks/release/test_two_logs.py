@@ -123,7 +123,6 @@ def test_what_has_come_while_the_rest_was_taken_in_is_read_before_the_reader_is_
         assert_eventually(lambda: list(reader.read(0.05)), 30)
 
 
-@pytest.mark.thorough
 def test_after_a_stall_the_reader_is_at_the_ends_once_it_has_read_what_has_come_since(bench: ReleaseBench) -> None:
     bench.stage(_chunk(bench, {1: 1}), log=Log.NEAR)
     with LogReader(bench.settings, bench.options, 0, None) as reader:
@@ -142,6 +141,7 @@ def test_after_a_stall_the_reader_is_at_the_ends_once_it_has_read_what_has_come_
         assert_eventually(lambda: list(reader.read(0.05)), 30)
 
 
+@pytest.mark.thorough
 def test_a_plan_does_not_go_beyond_what_was_read_before_a_pause(
     bench: ReleaseBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

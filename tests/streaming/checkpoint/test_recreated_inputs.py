@@ -142,6 +142,7 @@ def test_a_topic_that_a_batch_before_it_was_cut_off_handed_messages_over_of_is_r
         assert recover(spark, settings, fresh=False, lease=lease).unread == set()
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_without_a_batch_begins_with_the_topics_that_are_there(
     spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def files_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.thorough
 def test_a_start_that_was_paused_until_another_process_took_the_lease_writes_nothing(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_after_a_fresh_start_nothing_of_the_checkpoint_before_is_sealed(
     assert not recovered.store.is_fenced(fresh.checkpoint)
 
 
+@pytest.mark.thorough
 def test_a_fresh_start_after_a_crash_keeps_the_first_entry_that_it_writes(
     spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

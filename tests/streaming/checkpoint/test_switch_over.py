@@ -105,7 +105,6 @@ def test_a_pointer_that_was_written_meanwhile_is_not_replaced(
     assert current_checkpoint(spark, settings).origin.checkpoint == "two"
 
 
-@pytest.mark.thorough
 def test_a_checkpoint_that_has_run_is_not_started_again_after_its_pointer_was_lost(
     first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:
@@ -122,6 +121,7 @@ def test_a_checkpoint_that_has_run_is_not_started_again_after_its_pointer_was_lo
         recover(spark, settings, False, lease)
 
 
+@pytest.mark.thorough
 def test_a_damaged_pointer_is_an_error_and_not_taken_for_none(
     first: Checkpoint, spark: SparkSession, settings: Settings, lease: HeldLease, tmp_path: Path
 ) -> None:

@@ -40,7 +40,6 @@ def _log(settings: Settings, checkpoint: Path, planned: int, committed: int) -> 
             (checkpoint / log / str(batch_id)).write_text(text)
 
 
-@pytest.mark.thorough
 def test_a_storage_that_fails_while_a_topic_that_was_created_again_is_begun_is_named(
     spark: SparkSession, make_settings: MakeSettings, store: BucketTable, tmp_path: Path
 ) -> None:
@@ -59,6 +58,7 @@ def test_a_storage_that_fails_while_a_topic_that_was_created_again_is_begun_is_n
             begin_again(spark, settings, lease, state, [])
 
 
+@pytest.mark.thorough
 def test_no_merge_begins_beside_a_batch_that_is_finished_alone(
     spark: SparkSession,
     make_settings: MakeSettings,

@@ -64,6 +64,7 @@ def test_files_that_merges_replaced_are_deleted_even_if_nothing_is_due_for_days(
     assert len(table.store.metadata()) == sum(len(segments) for segments in catalog.buckets.values())
 
 
+@pytest.mark.thorough
 def test_a_merge_leaves_out_all_messages_that_are_cancelled_though_they_have_one_id(table: Table) -> None:
     catalog = SegmentCatalog()
     maintenance = maintenance_of(table, catalog)

@@ -85,6 +85,7 @@ def test_a_merge_keeps_waiting_messages_drops_delivered_ones_and_leaves_other_bu
     assert described(store) == {*segments, *buckets[3]}
 
 
+@pytest.mark.thorough
 def test_a_large_merge_is_done_in_slices_of_due_time_that_each_have_a_part(store: BucketTable) -> None:
     """A bucket that is sealed meanwhile is not affected."""
     buckets = {number: seal(store, number, *range(number, 20, 2)) for number in (1, 2)}

@@ -64,7 +64,6 @@ def recreated(settings: Settings) -> Settings:
     return settings.model_copy(update={"topics": settings.topics.model_copy(update={"skip_expired": True})})
 
 
-@pytest.mark.thorough
 def test_it_goes_on_with_a_topic_that_was_created_again(
     spark: SparkSession, recreated: Settings, store: BucketTable, lease: HeldLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +82,7 @@ def test_it_goes_on_with_a_topic_that_was_created_again(
         rebuilt(spark, own, store, lease)
 
 
+@pytest.mark.thorough
 def test_a_try_that_sealed_nothing_leaves_its_bucket_to_no_try_with_other_inputs(
     spark: SparkSession,
     settings: Settings,

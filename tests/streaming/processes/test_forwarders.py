@@ -65,6 +65,7 @@ def forwarders(settings: Settings) -> list[str]:
     return [member.name for member in found if member.numbers]
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(20)
 def test_a_forwarder_runs_beside_a_release_process_and_one_spare_process_serves_for_both(
     prepared: Settings, both: Processes, staged: Stage, released: Released

@@ -181,7 +181,6 @@ def test_ctrl_c_in_a_call_of_java_is_a_keyboard_interrupt_without_a_traceback(lo
     assert (logs_json.code, len(logs_json.stderr)) == (130, 1), logs_json.stderr
 
 
-@pytest.mark.thorough
 def test_java_logs_json_with_the_keys_of_python(logs_json: Ended) -> None:
     line = json.loads(logs_json.stderr[0])
     assert {name: line[name] for name in ("level", "logger", "message")} == {
@@ -191,6 +190,7 @@ def test_java_logs_json_with_the_keys_of_python(logs_json: Ended) -> None:
     assert line["exception"].startswith("java.lang.IllegalStateException: why")
 
 
+@pytest.mark.thorough
 def test_java_writes_the_instant_of_a_line_as_python_does(logs_text: Ended) -> None:
     at, rest = logs_text.stderr[0].split(" ", 1)
     assert rest == "ERROR b: two"

@@ -15,6 +15,7 @@ from tests.system.secured import LOGINS, Secured
 from tests.thorough import some_thorough
 
 
+@pytest.mark.thorough
 @pytest.mark.takes(8)
 @pytest.mark.parametrize("login", some_thorough(LOGINS, always=("OAUTHBEARER",)))
 def test_a_message_goes_through_the_whole_service_with_each_login(

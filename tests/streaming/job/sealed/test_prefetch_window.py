@@ -115,6 +115,7 @@ def test_what_was_cancelled_is_forgotten_when_nothing_is_loaded_that_is_older(st
     window.close()
 
 
+@pytest.mark.thorough
 def test_messages_that_have_one_id_are_cancelled_in_one_load_and_none_is_missed(store: BucketTable) -> None:
     # The input topic was created again between the two buckets.
     for number, dues in ((1, [100, 200]), (2, [150, 250])):

@@ -38,7 +38,6 @@ def test_a_merge_of_buckets_in_the_window_does_not_change_its_messages(store: Bu
     assert len(set(taken_messages)) == 9
 
 
-@pytest.mark.thorough
 def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_that_the_merge_dropped(
     store: BucketTable,
 ) -> None:
@@ -56,6 +55,7 @@ def test_a_load_between_the_commit_of_a_merge_and_its_adoption_misses_nothing_th
     window.close()
 
 
+@pytest.mark.thorough
 def test_loaded_messages_are_found_after_their_files_were_removed_and_spark_lost_its_cache(
     store: BucketTable,
 ) -> None:
