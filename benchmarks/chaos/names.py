@@ -83,7 +83,9 @@ class NamedRecords(threading.Thread):
         waited_from_ms = acceptance.waited_from_ms(published)
         if cancelled is not None:
             return Named(identity, cancelled, known_ms, None, waited_from_ms)
-        return Named(identity, record.last(NAME_HEADER) or "", known_ms, due_us // 1000, waited_from_ms)
+        staged_ms = acceptance.staged_ms(published)
+        out_by_ms = None if staged_ms is None else max(staged_ms, due_us // 1000) + _SLACK_MS
+        return Named(identity, record.last(NAME_HEADER) or "", known_ms, due_us // 1000, waited_from_ms, out_by_ms)
 
     def _record(self, number: int, now_s: float) -> tuple[int, list[Header]]:
         stamp_ms = int(now_s * 1000)

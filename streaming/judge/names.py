@@ -26,6 +26,7 @@ class Named:
 
     The job knows the record since `known_ms`: when it was published, or when its batch was committed. A message
     due at `waited_from_ms` or later waited when the job read the record, so it cannot come out any more; None: unknown.
+    A message that no other had replaced must have come out by `out_by_ms`; None: unknown.
 
     All records of a name are in one partition.
     """
@@ -35,6 +36,7 @@ class Named:
     known_ms: int
     due_ms: int | None
     waited_from_ms: int | None = None
+    out_by_ms: int | None = None
 
     @property
     def offset(self) -> int:
@@ -109,6 +111,8 @@ def _of_name(
             yield f"{before.id} came out, although {after.id} took over {name} long before it was due"
         elif before.id in out and _waited(before, after):
             yield f"{before.id} came out, although it waited when the job read {after.id}, which asks for {name}"
+        elif before.id not in out and before.out_by_ms is not None and before.out_by_ms < after.known_ms:
+            yield f"{before.id} did not come out, and {after.id} took over {name} long after it was due"
         answered = results.get(after.id, [])
         if after.due_ms is None and before.due_ms is not None and before.id not in out and not _is_cancelled(answered):
             yield f"{before.id} did not come out, and {after.id}, which asks for {name}, was answered {answered}"

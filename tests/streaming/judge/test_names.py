@@ -65,6 +65,16 @@ def test_what_waited_does_not_come_out_however_long_it_was_due_when_the_next_of_
     assert "it waited" in problem
 
 
+def test_message_that_was_replaced_long_after_it_had_to_come_out_must_have_come_out() -> None:
+    before, after = records((0, 5), (60, 90))
+    before = replace(before, out_by_ms=30 * SECOND)
+    newest = out(1, 90 * SECOND)
+    (problem,) = name_problems([before, after], [newest], [], 5 * SECOND)
+    assert problem == "in/0/0 did not come out, and in/0/1 took over a long after it was due"
+    assert name_problems([before, after], [out(0, 5 * SECOND), newest], [], 5 * SECOND) == []
+    assert name_problems([replace(before, out_by_ms=60 * SECOND), after], [newest], [], 5 * SECOND) == []
+
+
 @pytest.mark.parametrize(
     ("outs", "answers", "problem"),
     [
