@@ -95,11 +95,13 @@ class RepeatedRecords(threading.Thread):
             published = Published(identity, record.timestamp_ms, None, None, (), self._output)
             if sent.repeats is not None:
                 known_ms = acceptance.committed_ms(published) or record.received_ms
-                repeated[identity] = _as_published(sent.repeats, sent.after_ms, record, identity, known_ms)
+                own = _as_published(sent.repeats, sent.after_ms, record, identity, known_ms)
+                repeated[identity] = replace(own, staged_below_ms=acceptance.staged_below_ms(published))
             if sent.is_request:
                 asked = None if sent.asked is None else self._plan.id_of(sent.asked)
                 from_ms = acceptance.waited_from_ms(published)
-                requests.append(Request(identity, asked, sent.name, sent.delivers, from_ms))
+                below_ms = acceptance.staged_below_ms(published)
+                requests.append(Request(identity, asked, sent.name, sent.delivers, from_ms, below_ms))
         ended = last_numbers({answer.id: (answer.key or b"").decode() for answer in answers}, answers)
         until_ms = max((int(record.last(DUE_HEADER) or 0) for record in self.received), default=0)
         was_down = acceptance.staged_late

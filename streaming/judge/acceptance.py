@@ -57,12 +57,14 @@ class Step:
     """The records that were accepted up to the offsets `ends`, and not before. Instants are epoch ms.
 
     - `waited_from_ms`: messages that were due then or later were not staged before
+    - `staged_below_ms`: of messages accepted before, those that were due earlier than this were staged; None: unknown
     - `in_order_from_ms`: messages that are due then or later are in order
     - `committed_ms`: when it was committed
     """
 
     ends: Offsets
     waited_from_ms: int
+    staged_below_ms: int | None
     in_order_from_ms: int
     committed_ms: int
 
@@ -84,14 +86,15 @@ class CheckpointLog:
 
         The time of that commit is not known here: 0.
         """
-        yield Step(self.offsets, self.cutoff_ms, self.cutoff_ms, 0)
+        yield Step(self.offsets, self.cutoff_ms, None, self.cutoff_ms, 0)
         for number, batch in sorted(self.batches.items()):
             before = self.batches.get(number - 1)
             # Cutoffs never go back: if the previous batch is unknown, its cutoff was at most this batch's cutoff.
             cutoff_ms = batch.cutoff_ms if before is None else before.cutoff_ms
             cutoff_ms = self.cutoff_ms if number == 0 else cutoff_ms
             in_order_from_ms = min(cutoff_ms, batch.committed_ms + _AHEAD_MS)
-            yield Step(batch.ends, cutoff_ms, in_order_from_ms, batch.committed_ms)
+            below_ms = None if before is None else before.cutoff_ms
+            yield Step(batch.ends, cutoff_ms, below_ms, in_order_from_ms, batch.committed_ms)
 
 
 class Held(Enum):
@@ -166,6 +169,11 @@ class Acceptance:
         """
         step = self._step_of(message)
         return None if step is None else step.waited_from_ms
+
+    def staged_below_ms(self, message: Published) -> int | None:
+        """Return the due time (epoch ms) below which earlier batches had staged all that they had accepted, or None."""
+        step = self._step_of(message)
+        return None if step is None else step.staged_below_ms
 
     def staged_ms(self, message: Published) -> int | None:
         """Return the time by which the message was staged (epoch ms); None if that is not known.

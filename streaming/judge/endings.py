@@ -37,6 +37,7 @@ class Request:
     - `asked`: the id of the message; or None, and the `name` of the message
     - `delivers`: whether it asks for delivery now, which ends nothing
     - `waited_from_ms`: what was due then or later (epoch ms) was not staged when the job read it; None: not known
+    - `staged_below_ms`: what was due earlier, of messages of earlier batches, was staged then; None: not known
 
     It is in the partition of the message, and all records of a name are in one partition.
     """
@@ -46,6 +47,7 @@ class Request:
     name: str = ""
     delivers: bool = False
     waited_from_ms: int | None = None
+    staged_below_ms: int | None = None
 
     def may_end(self, message: Repeated) -> bool:
         """Return whether it ends `message`, if that has not ended before."""
@@ -91,7 +93,8 @@ def ending_problems(
     by_name: dict[str, list[Repeated]] = {}
     for message in repeated.values():
         by_name.setdefault(message.name, []).append(message)
-    for request in known.values():
+    ended: set[str] = set()
+    for request in sorted(known.values(), key=lambda each: _offset(each.id)):
         own_contents = contents.get(request.id, [])
         if len(own_contents) != 1:
             yield f"{request.id} has {len(own_contents)} answers"
@@ -102,6 +105,9 @@ def ending_problems(
             about = [repeated[request.asked]]
         yield from _of_answer(request, own_contents[0], about, over | cancelled)
         yield from _not_ended(request, about, dues)
+        ends = [message for message in about if request.may_end(message) and message.id not in ended]
+        ended.update(message.id for message in ends)
+        yield from _stopped(request, ends, dues, was_down)
     for identity, came in dues.items():
         numbers = lasts.get(identity, set())
         if identity not in cancelled and identity not in over:
@@ -144,6 +150,21 @@ def _not_ended(request: Request, about: list[Repeated], dues: Mapping[str, list[
             continue
         if after := [due_ms for due_ms in dues[message.id] if due_ms >= from_ms]:
             yield f"{message.id} came at {after[:3]}, and {request.id} had ended it before {from_ms}"
+
+
+def _stopped(
+    request: Request, ends: list[Repeated], dues: Mapping[str, list[int]], was_down: Callable[[int, int], bool]
+) -> Iterator[str]:
+    """Yield which occurrences of the messages that the request `ends` did not come, and were to be staged before."""
+    for message in ends:
+        below_ms, since_ms = request.staged_below_ms, message.staged_below_ms
+        if below_ms is None or since_ms is None or since_ms >= below_ms:
+            continue
+        # A new one may begin after what one of its name and expression had staged.
+        if message.name and message.cron and not dues[message.id]:
+            continue
+        if left := left_of(message, dues[message.id], below_ms, was_down):
+            yield f"nothing came of {message.id} at {left[:3]}, before {request.id} ended it"
 
 
 def _offset(identity: str) -> int:

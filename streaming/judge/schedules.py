@@ -36,6 +36,7 @@ class Repeated:
     - `superseded`: whether another message may have taken its name
     - `name`: its name, if it has one
     - `known_ms`: when the job had read it, epoch ms: what was due before may count as missed
+    - `staged_below_ms`: below which the batches before the one that accepted it had staged, epoch ms; None: unknown
     """
 
     id: str
@@ -53,6 +54,7 @@ class Repeated:
     superseded: bool = False
     name: str = ""
     known_ms: int = 0
+    staged_below_ms: int | None = None
 
     def instants(self, end_ms: int) -> Iterator[int]:
         """Yield the instants of its rule from the first one on and before `end_ms`, epoch ms."""

@@ -54,6 +54,29 @@ def problems(
     return list(ending_problems(repeated, REQUESTS, records, told, lambda *_: down))
 
 
+def test_schedule_that_stops_long_before_its_cancel_is_found() -> None:
+    message = replace(ENDLESS, staged_below_ms=5 * SECOND)
+    cancel = Request("in/1/3", asked=ENDLESS.id, waited_from_ms=500 * SECOND, staged_below_ms=45 * SECOND)
+
+    def judged(count: int, request: Request = cancel) -> list[str]:
+        value = {"id": ENDLESS.id, "result": "cancelled", "reason": "withdrawn", "occurrence": count}
+        answer = Received("results", 0, 0, 0, None, json.dumps(value).encode(), ((ID_HEADER, b"in/1/3"),), 0)
+        records = [
+            Received(
+                "out", 0, 0, 0, b"k", b"v",
+                ((ID_HEADER, ENDLESS.id.encode()), ("delayline-deliver-at", b"%d" % (10 * SECOND * number))), 0,
+            )
+            for number in range(1, count + 1)
+        ]  # fmt: skip
+        return list(ending_problems({message.id: message}, [request], records, [answer], lambda *_: False))
+
+    assert judged(4) == []
+    assert judged(2) == ["nothing came of in/1/0 at [30000, 40000], before in/1/3 ended it"]
+    # It is not known what was staged by then, or both were read together.
+    assert judged(2, replace(cancel, staged_below_ms=None)) == []
+    assert judged(2, replace(cancel, staged_below_ms=5 * SECOND)) == []
+
+
 def test_right_run_has_no_problem() -> None:
     assert problems(CAME, list(ANSWERS.values())) == []
     # The first of the name had ended by its rule.
