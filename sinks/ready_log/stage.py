@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from sinks.internal_topics.broker_retry import BrokerRetry
 from sinks.internal_topics.lease import refuse_others
 from sinks.internal_topics.progress import read_progress
 from sinks.ready_log.chunk import MOST_DELIVERIES, with_few_deliveries
-from sinks.ready_log.writer import FencedBySibling, ReadyLogWriter, StagingPlan
+from sinks.ready_log.writer import FencedBySibling, MostOfTopics, ReadyLogWriter, StagingPlan
 from state.checkpoint.progress import Progress, committed_messages, occurrences_from
 from state.kinds import DEAD_LETTER, kinds_of
 from state.message import split_by_bytes
@@ -35,8 +35,6 @@ _CHUNK_MESSAGES = 2_000
 # is cut into equal parts, but not into such small ones that they cost more than their messages.
 _CHUNK_SPAN_MS = 5_000
 _LEAST_CUT_BYTES = 32 * 1024
-# How many messages of a limited output topic, or of all (None), a chunk may have.
-MostOfTopics = Mapping[str | None, int]
 _NO_LIMITS: MostOfTopics = MappingProxyType({})
 _LOOK_EVERY_S = 0.2
 # An attempt waits this part of the transaction timeout for another attempt that commits nothing.

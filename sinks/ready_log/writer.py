@@ -26,6 +26,8 @@ from sinks.ready_log.chunk import MOST_DELIVERIES, chunk_record
 from state.checkpoint.progress import NOT_IN_TABLE, BatchSpan, InTable, Progress
 
 _FENCED_AT_A_TIME = 16
+# How many messages of a limited output topic, or of all (None), a chunk may have.
+MostOfTopics = Mapping[str | None, int]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class StagingPlan:
       writer may go on with it. Any other process opens a new one, which fences it, unless the lease has a later holder
       than `fencing_token`.
     - `most_deliveries`: how many requests for messages to be due at once a chunk may have
-    - `most_of_topics`: how many messages of each limited output topic, or of all (None), a chunk may have
+    - `most_of_topics`: how many messages of limited output topics a chunk may have
     - `transaction_bytes`: about how many bytes a transaction may have. Its messages are kept until it is committed,
       since it may have to be written again
     - `occurrences_below_ms`, `in_table`: values for the markers (`state.checkpoint.progress.Progress`), the
@@ -58,7 +60,7 @@ class StagingPlan:
     options: dict[str, str] = field(repr=False)
     last_writers: dict[int, str] = field(default_factory=dict)
     most_deliveries: int = MOST_DELIVERIES
-    most_of_topics: Mapping[str | None, int] = field(default_factory=dict)
+    most_of_topics: MostOfTopics = field(default_factory=dict)
     transaction_bytes: int = 64 * 1024 * 1024
     occurrences_below_ms: dict[int, int] = field(default_factory=dict)
     in_table: InTable = NOT_IN_TABLE

@@ -82,6 +82,7 @@ class LaneForwarder(PartThread):
         self.stepped_s = time.monotonic()
         self._context = context
         self._settings = context.settings
+        self._most_of_topics = most_of_topics(context.settings)
         self._retry = BrokerRetry(f"lane {lane}", self._settings.kafka.outage_limit, self._stopping.is_set)
         # Messages that the lane has taken and not written yet, and the latest clock by which it took them (epoch ms).
         self._taken: list[pa.Table] = []
@@ -258,9 +259,8 @@ class LaneForwarder(PartThread):
         clock_ms = now_ms()
         claim = lane.next_claim(self._context.member)
         taken = pa.concat_tables(self._taken) if self._taken else empty_messages()
-        most = most_of_topics(self._settings)
         chunks = {
-            shard: list(ready_chunks(own, clock_ms, most_of_topics=most))
+            shard: list(ready_chunks(own, clock_ms, most_of_topics=self._most_of_topics))
             for shard, own in by_shard(in_order(taken), terms.settings.shards)
         }
         shown_ms = max(self._taken_ms, clock_ms)

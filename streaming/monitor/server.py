@@ -158,7 +158,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what ended an answer. A client that has gone is no problem of this process."""
+        """Log the error that ended an answer. If the client has gone, only for debugging."""
         problem = sys.exception()
         if isinstance(problem, ConnectionError | TimeoutError):
             log.debug("%s ended its request: %s", client_address, problem)

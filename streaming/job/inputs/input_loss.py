@@ -114,9 +114,10 @@ def check_input_loss(
     """
     gone = recreated_inputs(settings, known, unread)
     read, bounds = checkpoint.read_offsets(), input_bounds(settings)
-    planned = checkpoint.last_planned()
-    is_half_done = planned is not None and planned != checkpoint.last_committed()
-    until = checkpoint.planned(planned).offsets if planned is not None and is_half_done else {}
+    newest = checkpoint.last_planned()
+    # The batch that was cut off.
+    planned = None if newest is None or newest == checkpoint.last_committed() else newest
+    until = {} if planned is None else checkpoint.planned(planned).offsets
     # Spark refuses to go on without a partition of its log, also if nothing was read of it.
     in_log = {topic for topic, own in read.items() if read != checkpoint.origin.offsets or any(own.values())}
     former = sorted({*in_log, *until} - {*settings.topics.input})
@@ -139,7 +140,7 @@ def check_input_loss(
     ranges = deleted_ranges(bounds, read)
     if ranges and not settings.topics.skip_expired:
         raise input_loss_error(with_taken(ranges, ids, taken_in))
-    if planned is not None and is_half_done:
+    if planned is not None:
         sealed = newest_sealed(store, checkpoint.origin.checkpoint)
         # All planned records of a topic that is gone are deleted.
         ends = {(topic, int(number)): end for topic in gone for number, end in until.get(topic, {}).items()}
